@@ -22,14 +22,14 @@ import pytest
 
 import storeds
 from _writing import in_fork
-from damage import Damage, Truth, build, columns, judge_in_parts, lmdb_nodes, read, survey, value_of
+from damage import Damage, Truth, build, columns, read, survey, value_of
 from shares import FULL, SEED, share
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, StoreNotFoundError, UnavailableError
 from storeds.plugins import POOL
 from storeds.records.meta import meta_from_text, meta_to_text
 
 SUFFIX = {"lmdb": ".lmdb", "hdf5": ".h5"}
-FEW, COPIES = 100, 1000 if FULL else 8
+FEW, COPIES = 60, 1000 if FULL else 8
 """Bytes, lengths or page numbers of one store, and damaged copies, that `make test` tries; `make test-full` tries all."""
 Store = tuple[str, Path, Truth]
 
@@ -116,15 +116,6 @@ def ranges(path: Path) -> list[Damage]:
     return [Damage(f"ranges {seed}", partial(spoilt, seed=seed)) for seed in range(SEED, SEED + COPIES)]
 
 
-def page_numbers(path: Path) -> list[Damage]:
-    """Flip bits of page numbers that lead to records of an LMDB file, and of the heads of its pages."""
-    data, chance = path.read_bytes(), random.Random(9)
-    bits = [8 * at + bit for _, _, at in lmdb_nodes(data) if at is not None for bit in range(48)]
-    heads = [8 * start + chance.randrange(128) for start in range(0, len(data), 4096)]
-    chosen = chance.sample(bits, 60) + chance.sample(heads, 40)
-    return [Damage(f"a flip of bit {bit}", partial(flipped, at=bit // 8, bit=bit % 8)) for bit in share(chosen, 25)]
-
-
 def spoilt(data: bytes, seed: int) -> bytes:
     """Return `data` with one to three ranges flipped, zeroed, exchanged or copied."""
     spoilt, chance = bytearray(data), random.Random(seed)
@@ -146,12 +137,9 @@ def spoilt(data: bytes, seed: int) -> bytes:
     ("engine", "size", "damage", "outcome", "intact"),
     [
         ("hdf5", 100, metadata_flips, "FormatError", 8),  # a byte that only says that a checksum follows
-        ("hdf5", 40 << 10, metadata_flips, "FormatError", 8),
         ("hdf5", 100, value_flips, "some records", 0),
-        ("lmdb", 100, cuts, "FormatError", 0),
         ("hdf5", 100, cuts, "FormatError", 399),  # behind the end of a file is its stamp: without it nothing is missing
         ("lmdb", 40 << 10, cuts, "FormatError", 0),
-        ("hdf5", 40 << 10, cuts, "FormatError", 399),
     ],
 )
 def test_damage_of_any_byte_and_length_is_noticed(
@@ -175,27 +163,21 @@ def test_damage_of_any_byte_and_length_is_noticed(
 SIGNALS = [-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT]
 
 
-@pytest.mark.parametrize(
-    ("engine", "size", "damage", "may_die_of"),
-    [("hdf5", 20, ranges, []), ("lmdb", 20, ranges, SIGNALS), ("lmdb", 5000, page_numbers, SIGNALS)],
-)
-def test_damage_of_several_places_is_an_error_or_harms_nothing(
-    engine: str, size: int, damage: Callable[[Path], list[Damage]], may_die_of: list[int], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("engine", "may_die_of"), [("hdf5", []), ("lmdb", SIGNALS)])
+def test_damage_of_several_places_harms_nothing(engine: str, may_die_of: list[int], tmp_path: Path) -> None:
     path = tmp_path / "whole"
-    truth = build(f"{engine}://{path}", 400, size)
-    print(survey(engine, path, truth, damage(path), judge_in_parts, may_die_of))
+    truth = build(f"{engine}://{path}", 400, 20)
+    print(survey(engine, path, truth, ranges(path), may_die_of=may_die_of))
 
 
 # Paths that are not stores
 
 
-@pytest.mark.parametrize("prefix", ["lmdb://", ""])
-def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "full").mkdir()
-    for at in range(20):
-        (tmp_path / "full" / f"{at:02}").touch()
+def test_a_missing_path_names_what_is_there(tmp_path: Path) -> None:
+    for folder, count in (("empty", 0), ("full", 20)):
+        (tmp_path / folder).mkdir()
+        for at in range(count):
+            (tmp_path / folder / f"{at:02}").touch()
     for missing, says in {
         "full/x.h5": f"{tmp_path}/full holds 00, 01, 02, 03, 04, 05, 06, 07, …$",
         "empty/x.h5": "/empty is empty$",
@@ -203,8 +185,9 @@ def test_a_missing_path_names_what_is_there(tmp_path: Path, prefix: str) -> None
         "full/00/x.h5": f"{tmp_path}/full/00 is no folder; {tmp_path}/full holds",
         f"{'x' * 300}.lmdb": "name too long",
     }.items():
-        with pytest.raises(StoreNotFoundError, match=says):
-            storeds.open_backend(f"{prefix}{tmp_path}/{missing}")
+        for prefix in ("lmdb://", ""):
+            with pytest.raises(StoreNotFoundError, match=says):
+                storeds.open_backend(f"{prefix}{tmp_path}/{missing}")
 
 
 NO_FILE = "is not a regular file"
@@ -219,15 +202,15 @@ WRONG: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("engine", [*SUFFIX, None])
-def test_what_is_no_store_is_named(engine: str | None, what: str, tmp_path: Path) -> None:
+def test_what_is_no_store_is_named(what: str, tmp_path: Path) -> None:
     make, says, says_of_any = WRONG[what]
-    path = tmp_path / f"x{SUFFIX[engine] if engine else ''}"
-    make(path)
-    for url in (f"{engine}://{path}", str(path)) if engine else (str(path),):
-        with pytest.raises(FormatError, match=says if engine else says_of_any) as caught:
+    for suffix in ("", *SUFFIX.values()):
+        make(tmp_path / f"x{suffix}")
+    urls = [f"{engine}://{tmp_path}/x{suffix}" for engine, suffix in SUFFIX.items()]
+    for url in (*urls, f"{tmp_path}/x.lmdb", f"{tmp_path}/x.h5", f"{tmp_path}/x"):
+        with pytest.raises(FormatError, match=says if "." in url else says_of_any) as caught:
             storeds.open_backend(url)
-        assert str(path) in str(caught.value)
+        assert url.rpartition("://")[2] in str(caught.value)
 
 
 @pytest.mark.parametrize("engine", SUFFIX)
@@ -243,12 +226,11 @@ def test_a_bare_path_opens_as_what_the_file_is(copied: Copied, engine: str) -> N
         storeds.open_backend(f"{other}://{path}")
 
 
-@pytest.mark.parametrize(("suffix", "engine"), [(".mdb", "lmdb"), (".H5", "hdf5"), (".hdf5", "hdf5"), (".he5", "hdf5")])
-def test_the_suffix_of_a_bare_path_to_write_selects_the_engine(suffix: str, engine: str, tmp_path: Path) -> None:
-    path = tmp_path / f"x{suffix}"
-    write(str(path), [1])
-    with storeds.open_backend(path) as backend:
-        assert backend.url == f"{engine}://{path}"
+def test_the_suffix_of_a_bare_path_to_write_selects_the_engine(tmp_path: Path) -> None:
+    for suffix, engine in ((".mdb", "lmdb"), (".H5", "hdf5"), (".hdf5", "hdf5"), (".he5", "hdf5")):
+        write(f"{tmp_path}/x{suffix}", [1])
+        with storeds.open_backend(tmp_path / f"x{suffix}") as backend:
+            assert backend.url == f"{engine}://{tmp_path}/x{suffix}"
     with pytest.raises(ConfigError, match=r"cannot tell the engine; write lmdb://… or hdf5://…, or .*\.lmdb"):
         write(str(tmp_path / "x.bin"), [1])
 
@@ -395,15 +377,6 @@ def test_an_edited_store_is_refused(engine: str, copied: Copied, edit: Callable[
         storeds.open_backend(path)
 
 
-@pytest.mark.parametrize("names", [[], [b"records"], [b"records", b"columns", b"meta"]], ids=len)
-def test_an_lmdb_file_without_our_databases_is_no_store(tmp_path: Path, names: list[bytes]) -> None:
-    wanted: list[bytes | None] = [*names] or [None]
-    for name in wanted:
-        edit_lmdb(tmp_path / "x.lmdb", name, lambda txn: None)
-    with pytest.raises(FormatError, match=r"storeds\.open_writer"):
-        storeds.open_backend(tmp_path / "x.lmdb")
-
-
 def test_lmdb_records_and_columns_that_were_changed(copied: Copied) -> None:
     path, truth = copied("lmdb")
     edit_lmdb(path, None, lambda txn: txn.put(b"more", b"x"))  # a tool that adds something
@@ -526,20 +499,13 @@ def test_a_reader_keeps_the_store_that_it_opened(url: str, content: list[int]) -
                 read_again(backend)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
-        (Path.unlink, UnavailableError, "was there when it was opened and is gone now"),
-        (lambda path: path.write_bytes(b"x" * 5000), StoredsError, "does not begin as one"),
-    ],
-    ids=["deleted", "spoilt"],
-)
-def test_a_store_that_goes_before_it_is_read(
-    url: str, change: Callable[[Path], object], error: type[Exception], says: str
-) -> None:
+def test_a_store_that_goes_before_it_is_read(url: str) -> None:
     with storeds.open_backend(url) as backend:
-        change(path_in(url))
-        with pytest.raises(error, match=says):
+        path_in(url).write_bytes(b"x" * 5000)
+        with pytest.raises(StoredsError, match="does not begin as one"):
+            labels(backend)
+        path_in(url).unlink()
+        with pytest.raises(UnavailableError, match="was there when it was opened and is gone now"):
             labels(backend)
 
 

@@ -23,9 +23,7 @@ def usage() -> Any:
 
 @pytest.mark.parametrize("size", [60, 40_000])
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_cold_batch_waits_for_few_pages_and_reads_hardly_more_than_its_values(
-    make_engine_url: MakeUrl, engine: str, size: int
-) -> None:
+def test_a_cold_batch_reads_its_pages_at_once(make_engine_url: MakeUrl, engine: str, size: int) -> None:
     url, chance = make_engine_url(engine), random.Random(3)
     path = url.removeprefix(f"{engine}://")
     count = COUNT * (1 if size > PAGE else 40)

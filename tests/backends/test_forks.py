@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,16 +31,13 @@ def stores(mongodb: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
         yield urls
 
 
+FILES = ["lmdb", "hdf5", CHUNKED]
+
+
 class TestForks:
     """`os.fork` at any moment: the child reads, the parent goes on."""
 
-    def test_and_epochs_while_threads_read(self, tmp_path: Path, mongodb_database: str) -> None:
-        forks, epochs = (3_000, 300) if FULL else (20, 2)
-        program = [sys.executable, "-W", "ignore", _FORK_LOOP, str(forks), str(epochs), str(tmp_path)]
-        done = subprocess.run([*program, f"{mongodb_database}/forks"], capture_output=True, text=True, timeout=3_600)
-        assert (done.stdout, done.returncode) == (f"{forks} children\n{epochs} epochs\n", 0), done.stderr
-
-    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    @pytest.mark.parametrize("engine", FILES)
     def test_by_c_code_that_runs_no_hooks(self, stores: dict[str, str], engine: str) -> None:
         # In a new process: this one may have threads of PyMongo that end, whose request for the GIL the child would inherit.
         done = subprocess.run(
@@ -47,39 +45,62 @@ class TestForks:
         )
         assert (done.stdout, done.returncode) == ("1 parent\n1 child\n1 parent\n", 0), done.stderr
 
-    @pytest.mark.parametrize("opening", [False, True], ids=["in-a-read", "in-an-open"])
-    def test_a_server_that_does_not_answer_holds_up_no_fork(
-        self, stores: dict[str, str], tmp_path: Path, opening: bool
-    ) -> None:
+    def test_a_server_that_does_not_answer_holds_up_no_fork(self, stores: dict[str, str], tmp_path: Path) -> None:
         with run_mongod(tmp_path) as uri:
             (server,) = server_pids(tmp_path)
             url = f"{uri}/db/store"
             write(url, [record(number) for number in range(COUNT)])
-            dataset = open_rows(url)
-            if not opening:
-                dataset[0]
-            found: list[Row] = []
-            thread = threading.Thread(target=lambda: found.extend(read_all(dataset)))
+            opening, reading = open_rows(url), open_rows(url)
+            reading[0]
+            found: list[list[Row]] = []
+
+            def read(dataset: StoreDataset) -> None:
+                found.append(read_all(dataset))
+
+            threads = [threading.Thread(target=read, args=(each,)) for each in (opening, reading)]
             os.kill(server, signal.SIGSTOP)
-            thread.start()
-            thread.join(1)
+            for thread in threads:
+                thread.start()
+            threads[0].join(1)
             # The child may use neither the parent's connection nor the lock that the parent's thread holds.
             in_fork(lambda: check_in_child(open_rows(stores["mongodb"]), stores["mongodb"]))
             assert found == []
-            assert thread.is_alive()
+            assert all(thread.is_alive() for thread in threads)
             os.kill(server, signal.SIGCONT)
-            thread.join(DEADLINE)
-            assert found == TRUTH
-            dataset.close()
+            for thread in threads:
+                thread.join(DEADLINE)
+            assert found == [TRUTH] * 2
+
+    def test_by_a_read_that_another_thread_waits_for(
+        self, stores: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As for libhdf5's lock, which a read holds that a signal handler interrupts: the fork must not wait for the other."""
+        dataset, this, pread = open_rows(stores["hdf5"]), threading.get_ident(), os.pread
+        lock, is_waiting, thread = threading.RLock(), threading.Event(), threading.Thread(target=lambda: dataset[:])
+
+        def locked_pread(*call: Any) -> bytes:
+            if threading.get_ident() != this:
+                is_waiting.set()
+            with lock:
+                if not is_waiting.is_set():
+                    thread.start()
+                    assert is_waiting.wait(DEADLINE)
+                    in_fork(lambda: check_in_child(dataset, stores["hdf5"]))
+                return pread(*call)
+
+        dataset[0]  # opening is no read
+        monkeypatch.setattr(os, "pread", locked_pread)
+        assert read_all(dataset) == TRUTH
+        thread.join(DEADLINE)
+        assert is_waiting.is_set()
 
 
 class TestSignals:
     """`os.fork` in a signal handler, at any step of a read of its own thread."""
 
-    STEPS = 10
+    STEPS = 8
 
-    @pytest.mark.parametrize("threads", [0, 2])
-    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    @pytest.mark.parametrize(("engine", "threads"), [*((engine, 0) for engine in FILES), ("hdf5", 2)])
     def test_the_child_reads(self, stores: dict[str, str], engine: str, threads: int, brisk_threads: None) -> None:
         dataset = open_rows(stores[engine])
 
@@ -94,7 +115,7 @@ class TestSignals:
                 assert found == [label for _, _, label in TRUTH]
         assert read_all(dataset) == TRUTH
 
-    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
+    @pytest.mark.parametrize("engine", FILES)
     def test_the_child_goes_on_with_the_read(self, stores: dict[str, str], engine: str) -> None:
         dataset, parent = open_rows(stores[engine]), os.getpid()
         assert read_all(dataset) == TRUTH
@@ -159,7 +180,6 @@ def check_in_child(dataset: StoreDataset, url: str) -> None:
         each.close()
 
 
-_FORK_LOOP = str(Path(__file__).parents[1] / "support" / "_fork_loop.py")
 _C_FORK = """
 import ctypes, os, sys
 import storeds
@@ -220,19 +240,16 @@ def running(targets: Sequence[Callable[[], None]]) -> Iterator[list[int]]:
         raise failure
 
 
-class TestDescriptors:
-    """A dataset that is gone holds nothing: no file, no socket, no thread."""
-
-    @pytest.mark.parametrize("engine", ["lmdb", "hdf5", CHUNKED])
-    def test_a_child_holds_none_of_its_parents_files(self, stores: dict[str, str], engine: str) -> None:
-        before = descriptors()
-        dataset = open_rows(stores[engine])
+def test_a_child_holds_none_of_its_parents_files(stores: dict[str, str]) -> None:
+    before = descriptors()
+    datasets = [open_rows(stores[engine]) for engine in FILES]
+    for dataset in datasets:
         dataset[0]
 
-        def check() -> None:
-            assert descriptors() <= before
+    def check() -> None:
+        assert descriptors() <= before
 
-        in_fork(check)
+    in_fork(check)
 
 
 def descriptors() -> set[tuple[str, str]]:

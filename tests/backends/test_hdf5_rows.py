@@ -100,8 +100,7 @@ def test_a_file_cut_short_under_a_reader_is_an_error_and_no_crash(tmp_path: Path
     path, count = tmp_path / f"{layout}.h5", 5000
     data = np.random.default_rng(1).random((count, 1024), "f4")
     if layout == "native":
-        with storeds.open_writer(f"hdf5://{path}", {"x": {"kind": "array", "dtype": "f4", "shape": [1024]}}) as writer:
-            writer.append({"x": row} for row in data)
+        make_store({"x": {"kind": "array", "dtype": "f4", "shape": [1024]}}, ({"x": row} for row in data), path)
     else:
         with h5py.File(path, "w") as file:
             file["x"], file["y"] = data, np.arange(count)
@@ -185,7 +184,7 @@ def interrupted(tmp_path: Path) -> tuple[str, Path]:
     return url, tmp_path / ".store.h5.partial" / "log"
 
 
-@pytest.mark.parametrize("torn", [b"\1", bytes(500), b"\xff" * 5000, RECORDS[0]["blob"]], ids=len)
+@pytest.mark.parametrize("torn", [b"\1", b"\xff" * 5000], ids=len)
 def test_a_torn_write_to_the_log_is_forgotten(interrupted: tuple[str, Path], torn: bytes) -> None:
     url, log = interrupted
     with log.open("ab") as file:
@@ -199,6 +198,10 @@ def test_a_torn_write_to_the_log_is_forgotten(interrupted: tuple[str, Path], tor
 
 MANY = """
     import gc, os, sys, tracemalloc, storeds
+    from storeds.backends.hdf5 import rows
+
+    rows._KEPT_IN_ALL //= 8
+    storeds.open_backend(sys.argv[1]).close()  # imports what it needs
 
     def read(backend):
         for start in [*range(0, len(backend), 64)] * 6:
@@ -207,17 +210,17 @@ MANY = """
     tracemalloc.start()
     with storeds.open_backend(sys.argv[1]) as backend:
         read(backend)
-        assert 50 << 20 < tracemalloc.get_traced_memory()[0] < 66 << 20
+        assert 6 << 20 < tracemalloc.get_traced_memory()[0] < 10 << 20
         preads, real = [], os.pread
         os.pread = lambda *call: preads.append(call) or real(*call)
         backend.get_many([*range(0, len(backend), 97)], ["label"])
         assert not preads  # numbers stay in memory, whatever else does
         os.pread = real
     gc.collect()
-    assert tracemalloc.get_traced_memory()[0] < 8 << 20
+    assert tracemalloc.get_traced_memory()[0] < 1 << 20
     with storeds.open_backend(sys.argv[1].replace("*", "11")) as backend:  # what was closed leaves room
         read(backend)
-        assert 8 << 20 < tracemalloc.get_traced_memory()[0] < 20 << 20
+        assert 1 << 20 < tracemalloc.get_traced_memory()[0] < 3 << 20
 """
 
 
@@ -225,8 +228,7 @@ def test_a_process_keeps_a_bounded_part_of_many_files_in_memory(tmp_path: Path) 
     blob, row = np.random.default_rng(3).bytes(1 << 14), np.random.default_rng(3).random(2048)
     fields = {"blob": "bytes", "label": "int", "row": {"kind": "array", "dtype": "f8", "shape": [2048]}}
     for number in range(12):
-        with storeds.open_writer(f"hdf5://{tmp_path}/{number:02}.h5", fields) as writer:
-            writer.append({"blob": blob, "label": at, "row": row} for at in range(600))
+        make_store(fields, ({"blob": blob, "label": at, "row": row} for at in range(75)), f"{tmp_path}/{number:02}.h5")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MANY), f"{tmp_path}/*.h5"], capture_output=True, text=True, timeout=500
     )

@@ -14,11 +14,11 @@ from storeds import open_backend, open_writer
 from storeds.protocols import Backend
 from storeds.testing import FIELDS, frozen, make_records
 
-MakeEngineUrl = Callable[[str], str]
+MakeUrl = Callable[[str], str]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeEngineUrl, engine: str) -> None:
+def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeUrl, engine: str) -> None:
     url, records = make_engine_url(engine), make_records(24)
     writer = open_writer(url, FIELDS, commit_every=7)
     writer.append(records)
@@ -44,7 +44,7 @@ def test_plain_libraries_read_what_storeds_wrote(make_engine_url: MakeEngineUrl,
     ids=["lmdb", "hdf5", "hdf5-gzip", "mongodb"],
 )
 def test_storeds_reads_what_plain_libraries_wrote(
-    make_engine_url: MakeEngineUrl, engine: str, storage: dict[str, Any]
+    make_engine_url: MakeUrl, engine: str, storage: dict[str, Any]
 ) -> None:
     url, records = make_engine_url(engine), make_records(24)
     WRITE[engine](url, [stored_row(record, FIELDS) for record in records], declared(FIELDS), **storage)
@@ -67,27 +67,16 @@ def assert_equal_backends(got: Backend, expected: Backend) -> None:
         assert got.column(name).tolist() == expected.column(name).tolist()  # type: ignore[attr-defined]
 
 
-def test_a_user_queries_mongodb_by_label(make_engine_url: MakeEngineUrl) -> None:
+def test_a_user_queries_mongodb_by_label(make_engine_url: MakeUrl) -> None:
     url = make_engine_url("mongodb")
     with open_writer(url, {"image": "image", "label": "int", "score": "float", "good": "bool"}) as writer:
         writer.append({"image": b"%d" % at, "label": at % 3, "score": at / 2, "good": at > 5} for at in range(9))
     with database_of(url) as (database, name):
-        collection = database[name]
-        assert [row["image"] for row in collection.find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
-        assert collection.count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
-        verdict = ["image_finding", "image_recovered"]
-        assert list(collection.find_one({"_id": 5}) or ()) == [
-            "_id",
-            "image",
-            "label",
-            "score",
-            "good",
-            *verdict,
-            "_seal",
-        ]
+        assert [row["image"] for row in database[name].find({"label": 2}).sort("_id", 1)] == [b"2", b"5", b"8"]
+        assert database[name].count_documents({"score": {"$gte": 3.5}, "good": True}) == 2
 
 
-def test_values_larger_than_a_document_lie_in_parts(make_engine_url: MakeEngineUrl) -> None:
+def test_values_larger_than_a_document_lie_in_parts(make_engine_url: MakeUrl) -> None:
     url, big = make_engine_url("mongodb"), 20 << 20
     fields = {"blob": "bytes", "text": "str", "frames": {"kind": "array", "dtype": "uint16", "shape": [None, 1024]}}
     frames = np.arange(big // 2, dtype="u2").reshape(-1, 1024)

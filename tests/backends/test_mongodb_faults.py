@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dns.exception
@@ -22,7 +20,6 @@ import pytest
 
 import storeds
 from conftest import with_path
-from make_store import make_store
 from storeds import errors
 from storeds.testing import run_mongod
 
@@ -68,21 +65,9 @@ def test_a_lost_document_is_an_error_in_its_place(database: Any, url: str, posit
         assert isinstance(bad, errors.RecordError)
         assert says in str(bad)
         assert found == whole[:position] + whole[position + 1 :]
-        if lost == position:
-            with pytest.raises((errors.RecordError, errors.FormatError), match=f"record {position}"):
-                backend.column("x")  # type: ignore[attr-defined]
     if lost == position:
         with pytest.raises(errors.FormatError, match="3 documents are there.*says 4"):
             storeds.open_backend(url)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_large_text_is_read_without_its_record(database: Any, url: str) -> None:
-    write(url)
-    with storeds.open_backend(url) as backend:
-        assert database["store"].find_one({"_id": 3})["text"] == {"_text": True, "_parts": 2}
-        assert backend.get_many([3, 0], ["text"]) == [{"text": LARGE["text"]}, {"text": "0"}]
-        assert list(backend.column("text")) == ["0", "1", "2", LARGE["text"]]  # type: ignore[attr-defined]
 
 
 OF_EACH_KIND: dict[str, tuple[Any, Any]] = {
@@ -96,9 +81,7 @@ OF_EACH_KIND: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("kind", OF_EACH_KIND)
-def test_a_value_that_was_changed_by_hand_is_an_error_if_it_is_read_alone(
-    database: Any, url: str, kind: str, commands: list[str]
-) -> None:
+def test_a_changed_value_is_an_error_if_read_alone(database: Any, url: str, kind: str, commands: list[str]) -> None:
     value, other = OF_EACH_KIND[kind]
     field = {"kind": "array", "dtype": "float32", "shape": [2]} if kind == "array" else kind
     with storeds.open_writer(url, {"x": field, "image": "bytes"}) as writer:
@@ -148,25 +131,21 @@ def test_a_write_that_lost_a_document_is_not_published(database: Any, url: str, 
         storeds.open_backend(url)
 
 
-@pytest.mark.parametrize("fields", [None, ["x"]], ids=["whole", "x"])
 @pytest.mark.parametrize(
-    ("by", "says"),
-    [(0, "was replaced while in use; open it again"), (5, "was replaced while in use"), (None, "is gone now")],
-    ids=["equal", "other", "nothing"],
+    ("by", "says"), [(0, "was replaced while in use; open it again"), (None, "is gone now")], ids=["equal", "nothing"]
 )
-def test_no_read_returns_anything_of_a_store_that_replaced_the_opened_one(
-    database: Any, url: str, by: int | None, says: str, fields: list[str] | None
-) -> None:
+def test_nothing_is_read_of_a_store_that_replaced_it(database: Any, url: str, by: int | None, says: str) -> None:
     write(url)
     with storeds.open_backend(url) as backend:
         if by is None:
             database.drop_collection("store")
         else:
             write(url, by, overwrite=True)
-        reads: list[Callable[[], object]] = [lambda: backend.get_many([1], fields), lambda: backend.column("x")]  # type: ignore[attr-defined]
-        for read in reads:
+        for fields in (None, ["x"]):
             with pytest.raises(errors.UnavailableError, match=says):
-                read()
+                backend.get_many([1], fields)
+        with pytest.raises(errors.UnavailableError, match=says):
+            backend.column("x")  # type: ignore[attr-defined]
 
 
 def test_a_collection_of_another_program_is_not_replaced(database: Any, url: str) -> None:
@@ -201,20 +180,6 @@ def test_a_store_that_mongodb_copies_is_the_same_store(database: Any, url: str) 
         assert there.get_many([2, 0, 3]) == here.get_many([2, 0, 3])
 
 
-def test_losing_the_server_ends_an_epoch_of_a_thread_loader_within_the_deadline(tmp_path: Path) -> None:
-    with run_mongod(tmp_path / "server") as uri:
-        url = f"{uri}/db/lost?timeoutMS=10000"
-        make_store({"x": "int"}, ({"x": n} for n in range(1000)), url)
-        dataset = storeds.StoreDataset(url, reader="array", fields=["x"])
-        epoch = iter(storeds.StoreLoader(dataset, start_method="thread", batch_size=4, num_workers=4))
-        next(epoch)
-    start = time.monotonic()
-    with pytest.raises(errors.UnavailableError, match="timeoutMS=10000"):
-        list(epoch)
-    assert time.monotonic() - start < 19.5  # each thread once spent the deadline a second time
-    dataset.close()
-
-
 # Failures that pass, and failures that stay.
 
 
@@ -236,9 +201,10 @@ def failing(url: str, mode: Any, **failure: Any) -> Iterator[None]:
         client.admin.command({**point, "mode": "off"})
 
 
-@pytest.mark.parametrize("deadline", [10_000, 0])
-@pytest.mark.parametrize("failure", [{"errorCode": 43}, {"errorCode": 50}, {"closeConnection": True}], ids=str)
-def test_failures_that_pass_are_waited_out_and_logged(
+@pytest.mark.parametrize(
+    ("failure", "deadline"), [({"errorCode": 43}, 10_000), ({"errorCode": 50}, 0), ({"closeConnection": True}, 10_000)]
+)
+def test_failures_that_pass_are_waited_out(
     fragile: str, failure: dict[str, Any], deadline: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with storeds.open_backend(f"{fragile}?timeoutMS={deadline}") as backend:
@@ -254,15 +220,6 @@ def test_what_stays_is_an_error_at_once(fragile: str, code: int, caplog: pytest.
         with pytest.raises(errors.UnavailableError):
             backend.get_many([1])
         assert caplog.messages == []
-
-
-def test_what_does_not_pass_in_time_names_the_place_the_attempts_and_the_deadline(fragile: str) -> None:
-    says = rf"^{fragile}.* \(tried: \d+ attempts within [\d.]+ s; the deadline is timeoutMS=1000\)"
-    with storeds.open_backend(f"{fragile}?timeoutMS=1000") as backend, failing(fragile, "alwaysOn", errorCode=43):
-        start = time.monotonic()
-        with pytest.raises(errors.UnavailableError, match=says):
-            backend.get_many([1])
-        assert 0.3 < time.monotonic() - start < 25  # PyMongo itself waits 30
 
 
 # Names that name servers resolve.

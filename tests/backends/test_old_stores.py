@@ -1,4 +1,7 @@
-"""The stores of ``tests/fixtures/827ee2f1``, which an earlier storeds wrote: each opens with its id, records and columns."""
+"""The stores of ``tests/fixtures/827ee2f1``, which that commit wrote: each opens with its id, records and columns.
+
+`git log` keeps the program that made them, ``tests/support/make_old_stores.py``; no newer source may write them again.
+"""
 
 from __future__ import annotations
 

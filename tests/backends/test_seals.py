@@ -139,9 +139,6 @@ def test_a_moved_or_changed_record_is_an_error_in_its_place(
             found = unjudged(backend.get_many(range(COUNT)))
         for at, (one, expected) in enumerate(zip(found, records(), strict=True)):
             assert bad[at] in str(one) if at in bad else one == expected, (engine, at)
-        first = min(bad)
-        with pytest.raises(errors.RecordError, match=f"record {first} .*{bad[first]}"):
-            storeds.StoreDataset(url, decode="bytes")[first]
         assert {finding.position for finding in storeds.verify(url, workers=0).findings} >= set(bad)
 
 
@@ -161,7 +158,7 @@ def test_a_changed_label_is_an_error_in_every_way_of_reading(make_engine_url: Ma
         if isinstance(backend, SupportsBatchArrays):
             with pytest.raises(errors.RecordError, match="record 7"):
                 backend.get_arrays([3, 7], ["label"])
-    for where in ({"label": 7}, {"label": 20}, {"label": 3}, {"key": "000007.jpg"}):
+    for where in ({"label": 20}, {"label": 3}, {"key": "000007.jpg"}):
         with pytest.raises(errors.StoredsError, match="does not match its checksum"):
             storeds.StoreDataset(url, where=where)
     with pytest.raises(errors.StoredsError, match="does not match its checksum"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from plain_formats import WRITE, declared, stored_row
 from storeds import errors, ops
 from storeds.records.roles import ROLE_KEYS
 
-ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 MakeUrl = Callable[[str], str]
 
 BOXES = {"kind": "array", "dtype": "float32", "shape": [None, 4], "role": "boxes", "format": "xyxy"}
@@ -77,12 +76,11 @@ def write(url: str, fields: Mapping[str, Any] = FIELDS, count: int = 5) -> store
         return writer.publish({"classes": ["cat", "dog"]})
 
 
-@pytest.mark.parametrize("engine", ENGINES[:3])
-def test_a_copy_gets_keeps_and_loses_roles(make_engine_url: MakeUrl, engine: str) -> None:
+def test_a_copy_gets_keeps_and_loses_roles(make_engine_url: MakeUrl) -> None:
     plain = {
         name: {key: spec[key] for key in ("kind", "dtype", "shape") if key in spec} for name, spec in TYPED.items()
     }
-    source, target, same = make_engine_url("lmdb"), make_engine_url(engine), make_engine_url("memory")
+    source, target, same = (make_engine_url(engine) for engine in ("lmdb", "hdf5", "memory"))
     old, new = write(source, plain), write(same, TYPED)
     roles = {name: {key: spec[key] for key in ROLE_KEYS if key in spec} for name, spec in TYPED.items()}
     copy = ops.convert(source, target, roles=roles)
@@ -151,12 +149,10 @@ def changed(row: int, *numbers: float) -> Any:
     ("values", "row", "fault"),
     [
         ({"boxes": changed(1, 5, 5, 3, 9)}, 1, "[5, 5, 3, 9] has a negative width"),
-        ({"boxes": changed(1, 5, np.nan, 9, 9)}, 1, "[5, nan, 9, 9] is not finite"),
         ({"boxes": changed(0, 64, 0, 70, 9)}, 0, "outside the image of 64 × 48 pixels"),
         ({"labels": np.arange(1)}, None, "field 'labels' has 1 rows, and field 'boxes' has 2 boxes"),
         ({"points": np.full((2, 2, 3), np.nan, np.float32)}, 0, "is not finite"),
         ({"relative": [[0.5, 0.5, 0.1, 0.1], [0.5, 0.5, -0.1, 0.1]]}, 1, "has a negative width"),
-        ({"relative": [[2, 0.5, 0.1, 0.1]]}, 0, "outside the image"),
         ({"relative": [[0.5, 0.5, 0.1, "wide"]]}, None, "rows of 4 numbers"),
         ({"mask": picture("RGB")}, None, "one channel"),
         ({"mask": picture("L", (64, 47))}, None, "64 × 47 pixels (width × height), the image 64 × 48"),
@@ -164,13 +160,9 @@ def changed(row: int, *numbers: float) -> Any:
     ids=str,
 )
 def test_a_bad_value_is_refused_and_named(values: dict[str, Any], row: int | None, fault: str) -> None:
-    with storeds.open_writer("memory://bad", FIELDS, overwrite=True) as writer:
-        writer.append([record(0)])
-        two = {"boxes": ONE, **{name: record(2)[name] for name in ("labels", "points", "areas")}}
-        with pytest.raises(errors.RecordError) as caught:
-            writer.append([record(1), record(2, **{**two, **values})])
-        assert writer.count == 2
-        writer.abort()
+    two = {"boxes": ONE, **{name: record(2)[name] for name in ("labels", "points", "areas")}}
+    with pytest.raises(errors.RecordError) as caught:
+        make_store(FIELDS, [record(0), record(1), record(2, **{**two, **values})], "memory://bad", overwrite=True)
     message = str(caught.value)
     assert message.startswith("record 2 (key 'key 2') of memory://bad: field ")
     assert repr(next(iter(values))) in message
@@ -194,30 +186,21 @@ def test_a_bad_value_is_refused_and_named(values: dict[str, Any], row: int | Non
 )
 def test_values_on_the_edge_are_accepted(values: dict[str, Any]) -> None:
     two = {"boxes": ONE, **{name: record(2)[name] for name in ("labels", "points", "areas")}}
-    with storeds.open_writer("memory://good", FIELDS, overwrite=True) as writer:
-        assert writer.append([record(2, **{**two, **values})]) == 1
+    make_store(FIELDS, [record(2, **{**two, **values})])
 
 
 def test_arrays_of_pixels_give_the_size_of_the_image() -> None:
     image = {"kind": "array", "dtype": "uint8", "shape": [None, None, 3], "role": "image"}
     mask = {"kind": "array", "dtype": "uint8", "shape": [None, None], "role": "mask"}
-    with storeds.open_writer("memory://arrays", {"x": image, "y": mask}, overwrite=True) as writer:
-        good = {"x": np.zeros((9, 7, 3), np.uint8), "y": np.zeros((9, 7), np.uint8)}
-        writer.append([good])
-        with pytest.raises(errors.RecordError, match=r"field 'y': the mask has 9 × 7 pixels .*, the image 7 × 9"):
-            writer.append([{**good, "y": np.zeros((7, 9), np.uint8)}])
+    good = {"x": np.zeros((9, 7, 3), np.uint8), "y": np.zeros((9, 7), np.uint8)}
+    with pytest.raises(errors.RecordError, match=r"record 1 .*'y': the mask has 9 × 7 pixels .*, the image 7 × 9"):
+        make_store({"x": image, "y": mask}, [good, {**good, "y": np.zeros((7, 9), np.uint8)}])
 
 
 def test_a_mask_that_is_a_jpeg_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    lossy = record(mask=picture("L", form="JPEG"))
-    with (
-        caplog.at_level(logging.WARNING, "storeds"),
-        storeds.open_writer("memory://lossy", FIELDS, overwrite=True) as writer,
-    ):
-        writer.append([lossy, lossy])
-    (message,) = (each.message for each in caplog.records)
-    assert "'mask'" in message
-    assert "PNG" in message
+    make_store(FIELDS, [record(mask=picture("L", form="JPEG"))] * 2)
+    (message,) = caplog.messages
+    assert re.search("'mask'.*PNG", message)
 
 
 LABEL = {"kind": "int", "role": "label"}
@@ -230,10 +213,8 @@ CATS = ["cat", "dog"]
     ("fields", "values", "classes", "fault"),
     [
         ({"label": LABEL}, [[0], [2], [1]], CATS, (1, "class id 2, which has no name.*the ids 0 to 1")),
-        ({"label": LABEL}, [[-1]], CATS, (0, "class id -1")),
         ({"label": LABEL}, [[0]], [], (0, "is empty")),
         ({"label": LABEL}, [[9]], None, None),
-        ({"label": LABEL}, [[9]], {"other": CATS}, None),
         ({"label": LABEL, "colour": LABEL}, [[0, 9]], CATS, None),
         ({"label": LABEL, "colour": LABEL}, [[0, 9]], {"colour": CATS}, (0, "'colour' has class id 9")),
         ({"label": LABELS}, [[np.array([1, 0])], [np.array([], int)], [np.array([0, 7])]], CATS, (2, "class id 7")),
@@ -241,11 +222,10 @@ CATS = ["cat", "dog"]
         ({"label": LISTS}, [[["cat"]], [[1]], [["cow", "cat"]]], CATS, (2, "class 'cow'")),
     ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_class_without_a_name_is_refused_when_publishing_and_nothing_is_lost(
-    make_engine_url: MakeUrl, engine: str, fields: dict[str, Any], values: Any, classes: Any, fault: Any
+def test_a_class_without_a_name_is_refused_when_publishing(
+    tmp_path: Path, fields: dict[str, Any], values: Any, classes: Any, fault: Any
 ) -> None:
-    url, rows = make_engine_url(engine), [dict(zip(fields, each, strict=True)) for each in values]
+    url, rows = f"hdf5://{tmp_path}/x.h5", [dict(zip(fields, each, strict=True)) for each in values]
     writer = storeds.open_writer(url, fields, commit_every=1)
     writer.append(rows)
     writer.suspend()
@@ -260,9 +240,8 @@ def test_a_class_without_a_name_is_refused_when_publishing_and_nothing_is_lost(
         assert writer.publish(attrs).count == len(rows)
 
 
-@pytest.mark.parametrize(("engine", "workers"), [("lmdb", 1), ("hdf5", 0), ("mongodb", 0)])
-def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUrl, engine: str, workers: int) -> None:
-    url = make_engine_url(engine)
+def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUrl) -> None:
+    url = make_engine_url("lmdb")
     fields = {name: FIELDS[name] for name in ("image", "boxes", "labels", "mask", "key")}
     two = {"boxes": ONE, "labels": np.array([0, 1])}
     records = [
@@ -274,8 +253,8 @@ def test_verify_finds_values_that_another_program_stored(make_engine_url: MakeUr
         record(5, mask=picture("L", form="JPEG")),
         record(6, **{**two, "boxes": ONE[:1]}),
     ]
-    WRITE[engine](url, [stored_row(each, fields) for each in records], declared(fields))
-    report = ops.verify(url, workers=workers)
+    WRITE["lmdb"](url, [stored_row(each, fields) for each in records], declared(fields))
+    report = ops.verify(url, workers=1)
     found = {(each.position, each.key, each.kind): each.message for each in report.findings}
     assert list(found) == [(at, f"key {at}", "value") for at in (1, 2, 3, 4, 6)]
     for at, text in ((1, "row 1: [9, 0, 5, 4]"), (2, "9 × 9"), (3, "RGB"), (4, "class id 2"), (6, "2 rows")):

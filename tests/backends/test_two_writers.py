@@ -18,8 +18,8 @@ from shares import FULL, SEED, share
 from storeds import errors
 
 MakeUrl = Callable[[str], str]
-TRIALS = {"lmdb": 2, "hdf5": 2, "mongodb": 4}
-STEP = 1 if FULL else 5  # from one command at which a writer dies to the next
+TRIALS = {"lmdb": 1, "hdf5": 1, "mongodb": 3}
+STEP = 1 if FULL else 7  # from one command at which a writer dies to the next
 LOST = "another writer has taken over or dropped this write"
 
 
@@ -116,9 +116,8 @@ class Schedule:
             self.outcome(other, action, job, **({"count": 5} if action == "append" else {}))
 
 
-@pytest.mark.share(2)
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_whatever_two_writers_do_one_job_is_published_whole_and_nothing_is_left(
+@pytest.mark.parametrize("engine", TRIALS)
+def test_whatever_two_writers_do_one_job_is_whole(
     make_engine_url: MakeUrl, engine: str, request: pytest.FixtureRequest
 ) -> None:
     failed = 0
@@ -143,9 +142,8 @@ def write(url: str, job: str, **options: Any) -> None:
         writer.append({"job": job, "at": n, "blob": bytes(3000 * (n == 9))} for n in range(writer.count, 10))
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
-    make_engine_url: MakeUrl, database: Any, monkeypatch: pytest.MonkeyPatch, resume: bool
+def test_a_writer_killed_before_any_command_leaves_nothing(
+    make_engine_url: MakeUrl, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("storeds.backends.mongodb.documents._LARGE", 2000)
     url = make_engine_url("mongodb")
@@ -157,6 +155,7 @@ def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
         assert job_of(url) in ("old", "new")
         left = leftovers_in(database, "store0")
         assert (storeds.info(url).leftovers is None) == (not left), left
+        resume = number % 2 == 0
         write(url, "new" if resume else "old", overwrite=True, resume=resume)
         assert leftovers_in(database, "store0") == []
         write(url, "old", overwrite=True)
@@ -165,7 +164,7 @@ def test_a_writer_killed_before_any_command_leaves_nothing_for_ever(
     assert number > 15
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb", "memory"])
+@pytest.mark.parametrize("engine", ["hdf5", "mongodb"])
 def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_url: MakeUrl, engine: str) -> None:
     url = make_engine_url(engine)
     with storeds.open_writer(url, FIELDS) as writer:
@@ -181,11 +180,10 @@ def test_a_forked_child_can_neither_use_nor_end_its_parents_writer(make_engine_u
     assert job_of(url) == "a"
 
 
-@pytest.mark.parametrize("how", ["resume", "overwrite"])
-@pytest.mark.parametrize("action", ["append", "flush", "publish"])
-def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
-    make_engine_url: MakeUrl, action: str, how: str
-) -> None:
+@pytest.mark.parametrize(
+    ("action", "how"), [("append", "resume"), ("flush", "overwrite"), ("publish", "resume"), ("publish", "overwrite")]
+)
+def test_a_writer_that_lost_its_write_can_do_nothing(make_engine_url: MakeUrl, action: str, how: str) -> None:
     url = make_engine_url("mongodb")
     first, second = WriterProcess(url), WriterProcess(url)
     first.ask("begin", "a")
@@ -203,9 +201,7 @@ def test_a_writer_that_lost_its_write_can_neither_add_to_it_nor_publish(
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
-    make_engine_url: MakeUrl, overwrite: bool
-) -> None:
+def test_two_writers_that_begin_at_once_do_not_mix(make_engine_url: MakeUrl, overwrite: bool) -> None:
     url = make_engine_url("mongodb")
     first, second = WriterProcess(url), WriterProcess(url)
     first.tell("begin", "a", stop_at=3, overwrite=overwrite)  # it has found nothing
@@ -218,19 +214,16 @@ def test_of_two_writers_that_begin_at_once_each_has_records_of_its_own(
     assert first.ask("publish", "a")[0] == 7
     assert job_of(url) == "a"
     reply = second.ask("publish", "b")
-    if overwrite:
-        assert reply[0] == 7
-        assert job_of(url) == "b"
-    else:
+    assert job_of(url) == ("b" if overwrite else "a")
+    if not overwrite:
         assert isinstance(reply, errors.StoreExistsError)
         assert "appeared while it was being written" in str(reply)
-        assert job_of(url) == "a"
     for each in (first, second):
         each.kill()
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_a_file_system_without_locks_is_not_taken_for_another_writer(
+def test_a_file_system_without_locks_is_named(
     make_engine_url: MakeUrl, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import storeds
 from conftest import with_path
 from storeds.errors import FormatError, RecordError
 
+Sizes = dict[str, list[int]]
 MIB = 1 << 20
 ADVISED = 1 << 17  # bytes of one piece of advice
 COUNT = 48
@@ -39,9 +39,9 @@ def read(url: str) -> list[Any]:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     """Collect the sizes in bytes of each pread, and of each advice to the kernel."""
-    sizes: dict[str, list[int]] = {"pread": [], "advice": []}
+    sizes: Sizes = {"pread": [], "advice": []}
     pread, advise = os.pread, os.posix_fadvise
 
     def counted_pread(descriptor: int, size: int, offset: int) -> bytes:
@@ -73,7 +73,7 @@ def one_bit(bit: int) -> Callable[[Any], Any]:
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
-    **{f"bit {bit}": one_bit(bit) for bit in (3, 10, 16, 20, 23, 24, 40, 63)},
+    **{f"bit {bit}": one_bit(bit) for bit in (3, 23, 24, 63)},
     "sizes are noise": low_noise,
     "all is noise": lambda pages: np.frombuffer(np.random.default_rng(2).bytes(pages.nbytes), "<i8"),
     "exchanged": lambda pages: pages[::-1].copy(),
@@ -81,11 +81,8 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [100, 9000, 300_000])
-@pytest.mark.parametrize("damage", PLACES)
-def test_damaged_places_of_lmdb_cost_no_more_than_their_records(
-    tmp_path: Path, calls: dict[str, list[int]], damage: str, size: int
-) -> None:
+@pytest.mark.parametrize(("damage", "size"), [(name, (9000, 300_000)[at % 2]) for at, name in enumerate(PLACES)])
+def test_damaged_places_of_lmdb_cost_little(tmp_path: Path, calls: Sizes, damage: str, size: int) -> None:
     path = tmp_path / "x.lmdb"
     blobs = write(f"lmdb://{path}", [size] * COUNT)
     with lmdb.open(str(path), subdir=False, lock=False, max_dbs=3, map_size=1 << 28) as env:
@@ -98,15 +95,9 @@ def test_damaged_places_of_lmdb_cost_no_more_than_their_records(
     assert len(calls["advice"]) <= COUNT * max(1, -(-size // ADVISED))
 
 
-def test_all_bytes_of_large_records_of_lmdb_are_asked_for_at_once(tmp_path: Path, calls: dict[str, list[int]]) -> None:
-    blobs = write(f"lmdb://{tmp_path}/x.lmdb", [300_000] * 8)
-    assert read(f"lmdb://{tmp_path}/x.lmdb") == blobs
-    assert 8 * 300_000 <= sum(calls["advice"]) < 8 * (300_000 + 8192)
-    assert len(calls["advice"]) == 8 * 3
-
-
-@pytest.mark.parametrize("name", ["label", "key", "key.offsets"])
-@pytest.mark.parametrize("size", [0, 7, 8, 64 * MIB])
+@pytest.mark.parametrize(
+    ("name", "size"), [("label", 64 * MIB), ("label", 8), ("key", 0), ("key.offsets", 7), ("key.offsets", 64 * MIB)]
+)
 def test_a_column_of_lmdb_of_another_size_is_not_copied(tmp_path: Path, name: str, size: int) -> None:
     path = tmp_path / "x.lmdb"
     with storeds.open_writer(f"lmdb://{path}", {"key": "str", "label": "int"}) as writer:
@@ -163,11 +154,10 @@ OFFSETS: dict[str, tuple[Callable[[Any], None], set[int]]] = {
 }
 
 
-@pytest.mark.parametrize("size", [200_000, MIB + 200_000])
-@pytest.mark.parametrize("damage", OFFSETS)
-def test_damaged_offsets_of_hdf5_read_no_more_than_their_records(
-    tmp_path: Path, calls: dict[str, list[int]], damage: str, size: int
-) -> None:
+@pytest.mark.parametrize(
+    ("damage", "size"), [(name, (200_000, MIB + 200_000)[at % 2]) for at, name in enumerate(OFFSETS)]
+)
+def test_damaged_offsets_of_hdf5_cost_little(tmp_path: Path, calls: Sizes, damage: str, size: int) -> None:
     path = tmp_path / "x.h5"
     blobs = write(f"hdf5://{path}", [size] * COUNT)
     edit, lost = OFFSETS[damage]
@@ -181,65 +171,18 @@ def test_damaged_offsets_of_hdf5_read_no_more_than_their_records(
     assert sum(calls["pread"]) < 4 * path.stat().st_size
 
 
-@pytest.mark.parametrize("kind", ["int", "str"])
-def test_a_damaged_column_of_hdf5_is_hashed_once(tmp_path: Path, calls: dict[str, list[int]], kind: Any) -> None:
-    path, count = tmp_path / "x.h5", 100_000
-    values: list[Any] = [*range(count)] if kind == "int" else [f"key {at:9}" for at in range(count)]
-    with storeds.open_writer(f"hdf5://{path}", {"blob": "bytes", "value": kind}) as writer:
-        writer.append({"blob": b"x", "value": value} for value in values)
-    with h5py.File(path) as file:
-        dataset = file["records/value" if kind == "int" else "records/value/data"]
-        start, size = dataset.id.get_offset(), dataset.nbytes
-    with path.open("r+b") as raw:
-        raw.seek(start)
-        raw.write(b"\xff")
-    with storeds.open_backend(path) as backend:
-        for _ in range(20):
-            assert backend.get_many([at := 70_000], ["value"]) == [{"value": values[at]}]
-        assert isinstance(backend.get_many([0], ["value"])[0], RecordError)
-    assert sum(calls["pread"]) < size + 4 * MIB
-
-
-@pytest.mark.parametrize("number", [70_000, 1 << 63])
-def test_a_damaged_stamp_of_hdf5_hashes_a_bounded_part_of_the_file(
-    tmp_path: Path, calls: dict[str, list[int]], number: int
-) -> None:
-    path = tmp_path / "x.h5"
-    write(f"hdf5://{path}", [9000] * COUNT)
-    with open(path, "ab") as raw:
-        raw.truncate(path.stat().st_size + 17 * MIB)
-        raw.seek(0, os.SEEK_END)
-        raw.write(
-            struct.pack("<QQ", 0, 16 * MIB) * (1 << 16) + struct.pack("<8sQ8s", b"\0" * 8, number, b"storeds\x02")
-        )
-    with pytest.raises(FormatError, match=f"{path}: its metadata do not match their checksum"):
-        storeds.open_backend(path, layout="native")
-    assert sum(calls["pread"]) < 300 * MIB
-
-
 # MongoDB: the mean size of records, and the number of parts of a large value
 
 
-@pytest.mark.parametrize("mean", [None, 0, -1, 1 << 62, "x", 1.5, [3]])
-def test_a_damaged_mean_of_mongodb_changes_no_record(mongodb_database: str, database: Any, mean: Any) -> None:
-    url = with_path(mongodb_database, "mean")
+def test_damaged_sizes_of_mongodb_cost_no_more_than_their_record(mongodb_database: str, database: Any) -> None:
+    url = with_path(mongodb_database, "sizes")
     blobs = write(url, [9000] * COUNT)
-    database["mean"].update_one(
-        {"_id": "meta"}, {"$set": {"_mean_bytes": mean}} if mean else {"$unset": {"_mean_bytes": 1}}
-    )
-    assert read(url) == blobs
-
-
-@pytest.mark.parametrize(
-    "value", [{"_parts": each} for each in (1 << 40, 2000, -3, 0, True)] + [{"_parts": 1, "dtype": "|u1"}]
-)
-def test_a_damaged_number_of_parts_of_mongodb_is_an_error_of_its_record(
-    mongodb_database: str, database: Any, value: Any
-) -> None:
-    url = with_path(mongodb_database, "parts")
-    blobs = write(url, [9000] * COUNT)
-    database["parts"].update_one({"_id": 7}, {"$set": {"blob": value}})
-    database["parts"].insert_one({"_id": f"part/{7:016x}/blob/0", "_data": b"x"})
-    found = read(url)
-    assert isinstance(found.pop(7), RecordError)
-    assert found == blobs[:7] + blobs[8:]
+    for mean in (None, 0, -1, 1 << 62, "x", 1.5, [3]):
+        database["sizes"].update_one({"_id": "meta"}, {"$set": {"_mean_bytes": mean}})
+        assert read(url) == blobs
+    database["sizes"].insert_one({"_id": f"part/{7:016x}/blob/0", "_data": b"x"})
+    for parts in (1 << 40, 2000, -3, 0, True):
+        database["sizes"].update_one({"_id": 7}, {"$set": {"blob": {"_parts": parts}}})
+        found = read(url)
+        assert isinstance(found.pop(7), RecordError)
+        assert found == blobs[:7] + blobs[8:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import h5py
 import numpy as np
 import pytest
 
+from make_store import make_store
 from photographs import jpeg
-from storeds import StoreDataset, open_backend, open_writer
+from storeds import StoreDataset, open_backend
 from storeds.backends import select
 from storeds.errors import ConfigError, RecordError
 
-MakeEngineUrl = Callable[[str], str]
-ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 FIELDS = {"image": "image", "label": "int"}
 
 
@@ -25,25 +23,15 @@ def records() -> list[dict[str, Any]]:
     return [{"image": blob if at % 3 else blob[:-40], "label": at} for at, blob in enumerate(whole)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_checksum_covers_the_verdict(make_engine_url: MakeEngineUrl, engine: str) -> None:
+def test_a_checksum_covers_the_verdict() -> None:
     ids = set()
-    for given in (
-        {"image_finding": "intact", "image_recovered": 1.0},
-        {"image_finding": "mine", "image_recovered": 0.5},
-    ):
-        url = make_engine_url(engine)
-        with open_writer(url, FIELDS) as writer:
-            writer.append([{**record, **given} for record in records()])  # a record that has a verdict keeps it
-        with open_backend(url) as store:
+    for finding, recovered in (("intact", 1.0), ("mine", 0.5)):
+        given = {"image_finding": finding, "image_recovered": recovered}
+        # A record that has a verdict keeps it.
+        with open_backend(make_store(FIELDS, ({**record, **given} for record in records()))) as store:
             ids.add(store.meta.id)
             assert store.get_many([2], tuple(given)) == [given]
     assert len(ids) == 2
-
-
-def test_a_field_with_the_name_of_a_verdict_and_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'image_recovered' holds the verdict .* of kind float, not int; rename it"):
-        open_writer(f"lmdb://{tmp_path}/a.lmdb", {"image": "image", "image_recovered": "int"})
 
 
 def test_stores_of_which_one_keeps_no_verdicts_have_none_together(tmp_path: Path) -> None:
@@ -54,8 +42,7 @@ def test_stores_of_which_one_keeps_no_verdicts_have_none_together(tmp_path: Path
             images[at] = np.frombuffer(record["image"], np.uint8)
     with open_backend(f"hdf5://{tmp_path}/foreign.h5") as foreign:
         fields = foreign.meta.fields
-        with open_writer(f"hdf5://{tmp_path}/native.h5", fields) as writer:
-            writer.append({name: record[name] for name in fields} for record in records())
+        make_store(fields, ({name: record[name] for name in fields} for record in records()), f"{tmp_path}/native.h5")
     for names in (("foreign", "native"), ("native", "foreign")):
         with open_backend([f"hdf5://{tmp_path}/{name}.h5" for name in names]) as both:
             assert set(both.meta.fields) == set(fields) == {"image", "label"}
@@ -67,8 +54,8 @@ def test_stores_of_which_one_keeps_no_verdicts_have_none_together(tmp_path: Path
             StoreDataset([f"hdf5://{tmp_path}/{name}.h5" for name in names], on_error="raise", repair=False)[10]
 
 
-def test_half_a_verdict_is_refused_by_name(tmp_path: Path) -> None:
-    writer = open_writer(f"lmdb://{tmp_path}/a.lmdb", FIELDS)
+def test_half_a_verdict_and_one_of_another_kind_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'image_recovered' holds the verdict .* of kind float, not int; rename it"):
+        make_store({"image": "image", "image_recovered": "int"}, [])
     with pytest.raises(RecordError, match="record 0 of .*it lacks 'image_recovered'; every record"):
-        writer.append([{**records()[0], "image_finding": "intact"}])
-    writer.abort()
+        make_store(FIELDS, [{**records()[0], "image_finding": "intact"}])

@@ -54,17 +54,16 @@ def odd(count: int) -> Array:
     return np.arange(1, count, 2)
 
 
-def odd_records(backend: Backend) -> View:
-    return View([backend], Index(partial(odd, len(backend)), backend.url, backend.meta.build, "odd"), "odd=True")
-
-
 def with_others(records: Sequence[Record]) -> list[Record]:
     """Return the records at the odd positions, and others between them."""
     return list(itertools.chain.from_iterable(zip(reversed(records), records, strict=True)))
 
 
-class ViewTests(ReadTests, ArrayTests, PickleTests, ProcessTests):
-    """What the kit calls the URL is only a common name. A view has no writer."""
+class TestPartOfSeveralParts(ReadTests, ArrayTests, PickleTests, ProcessTests):
+    """The odd records of several stores, each of which is the odd records of a file.
+
+    What the kit calls the URL is only a common name. A view has no writer. `test_many` runs the kit without an index.
+    """
 
     test_a_killed_writer_changes_nothing_and_is_resumed = None  # type: ignore[assignment]  # only stores are written
     test_an_unknown_option_is_an_error = None  # type: ignore[assignment]  # a view has none
@@ -74,50 +73,20 @@ class ViewTests(ReadTests, ArrayTests, PickleTests, ProcessTests):
         numbers = itertools.count()
         return lambda: f"{tmp_path}/{next(numbers)}"
 
-    def stores(self, url: str) -> list[Backend]:
+    def open(self, url: str) -> Backend:
         lmdb, hdf5 = storeds.open_backend(f"lmdb://{url}.lmdb"), storeds.open_backend(f"hdf5://{url}.h5")
-        return [lmdb, hdf5, ThirdParty(storeds.open_backend(f"lmdb://{url}.more"))]
-
-    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
-        """Return the records of each store, of which the second has none."""
-        return with_others(records[: len(records) // 3]), [], with_others(records[len(records) // 3 :])
+        stores = [lmdb, hdf5, ThirdParty(storeds.open_backend(f"lmdb://{url}.more"))]
+        parts = [View([each], Index(partial(odd, len(each)), each.url, each.meta.build, "odd")) for each in stores]
+        return View(parts, Index(partial(odd, sum(map(len, parts))), *(part.meta.build for part in parts), "odd"))
 
     def write(self, url: str, fields: Mapping[str, Any], records: Iterable[Record], **how: Any) -> Meta:
-        stores = f"lmdb://{url}.lmdb", f"hdf5://{url}.h5", f"lmdb://{url}.more"
-        for store, part in zip(stores, self.parts(list(records)), strict=True):
-            super().write(store, fields, part, **how)
+        every = list(records)
+        cut = len(every) // 3
+        parts: list[list[Record]] = [with_others(every[:cut]), [], with_others(every[cut:])]
+        for store, part in zip((f"lmdb://{url}.lmdb", f"hdf5://{url}.h5", f"lmdb://{url}.more"), parts, strict=True):
+            super().write(store, fields, with_others(part), **how)
         with self.open(url) as backend:
             return backend.meta
-
-
-class TestPartOfAStore(ViewTests):
-    def open(self, url: str) -> Backend:
-        return odd_records(storeds.open_backend(f"hdf5://{url}.h5"))
-
-    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
-        return [], with_others(records), []
-
-
-class TestPartOfSeveralStores(ViewTests):
-    def open(self, url: str) -> Backend:
-        return odd_records(View(self.stores(url)))
-
-
-class TestSeveralParts(ViewTests):
-    def open(self, url: str) -> Backend:
-        return View([odd_records(store) for store in self.stores(url)])
-
-
-class TestPartOfSeveralParts(ViewTests):
-    """An index over several stores, which are parts of stores themselves."""
-
-    def open(self, url: str) -> Backend:
-        stores = [odd_records(store) for store in self.stores(url)]
-        count = sum(map(len, stores))
-        return View(stores, Index(partial(odd, count), *(store.meta.build for store in stores), "odd"))
-
-    def parts(self, records: Sequence[Record]) -> Sequence[Sequence[Record]]:
-        return [with_others(part) for part in super().parts(records)]
 
 
 @pytest.fixture
@@ -159,13 +128,13 @@ def test_a_record_is_named_as_its_url_counts(stores: list[str]) -> None:
                 each.get_arrays([position], ["n"])
 
 
-def test_an_id_is_that_of_the_store_and_the_selection(tmp_path: Path) -> None:
-    rows = [{"n": at} for at in range(4)]
-    urls = [f"lmdb://{tmp_path}/a.lmdb", f"hdf5://{tmp_path}/a.h5"]
-    lmdb, hdf5 = (storeds.open_backend(make_store({"n": "int"}, rows, url)) for url in urls)
-    first, same, other = select(lmdb, {"n": [1, 2]}), select(hdf5, {"n": [2, 1]}), select(lmdb, {"n": [1, 3]})
+def test_an_id_is_that_of_the_store_and_the_selection() -> None:
+    one, two = (storeds.open_backend(make_store({"n": "int"}, ({"n": at} for at in range(4)))) for _ in range(2))
+    first, same, other = (
+        select(store, {"n": numbers}) for store, numbers in ((one, [1, 2]), (two, [2, 1]), (one, [1, 3]))
+    )
     assert first.meta.id == same.meta.id
-    assert len({first.meta.id, other.meta.id, lmdb.meta.id}) == 3
+    assert len({first.meta.id, other.meta.id, one.meta.id}) == 3
     assert View([first]).meta.id != View([other]).meta.id
 
 

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,13 @@ import numpy as np
 import pytest
 
 import storeds
-from _foreign_hdf5 import (
-    HDF5,
-    blob,
-    chunked,
-    class_groups,
-    pixels,
-    video_jpegs,
-    video_numbered,
-    vlen_jpeg,
-    write,
-)
-from _layout_case import Truth, lines_of
-from make_store import make_store
+from _foreign_hdf5 import HDF5, blob, pixels, video_jpegs, video_numbered, vlen_jpeg, write
+from _layout_case import lines_of
 from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, UnavailableError
-from storeds.testing import fingerprint
 
+Arrays = dict[str, Any]
 PICTURE = np.frombuffer(blob(1), "u1")
 
 
@@ -83,9 +71,7 @@ READ: list[tuple[dict[str, Any], dict[str, Any], int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("datasets", "arguments", "position", "record"), READ)
-def test_a_pattern_reads(
-    path: Path, datasets: dict[str, Any], arguments: dict[str, Any], position: int, record: dict[str, Any]
-) -> None:
+def test_a_pattern_reads(path: Path, datasets: Arrays, arguments: Arrays, position: int, record: Arrays) -> None:
     write(path, {**datasets, "@fps": 25})
     store: Any = open_backend(path, **arguments)
     assert store.get_many([position], list(record)) == [record]
@@ -97,39 +83,25 @@ CLIENTS = {
     for at in range(3)
     for name, rows in (("label", np.arange(2) + 9), ("pixels", array(2, 4, 4)))
 }
-VIDEO_NAMES = {"v/frames": array(3, 4, 4), "v/array": array(3, 2), "v/frame": np.arange(3) + 7, "v/Step": np.arange(3)}
-STEPS = {f"data/{at}/{name}": np.arange(3) + 5 for at in "ab" for name in ("step", "key", "x")}
+VIDEO_NAMES = {"v/array": array(3, 2), "v/frame": np.arange(3) + 7, "v/Step": np.arange(3)}
 UNITS = {"a": array(2), "b": array(2), "a@unit": "m", "b@unit": "s", "@unit": "?", "b@only": 1}
 
 # The datasets, the arguments, and field → its place, as `storeds info` shows it.
 NAMED: list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = [
     (CASES_DIFFER, {"layout": "parallel"}, {"t": "t[]", "t_2": "t_2[]", "t_3": "T[]"}),
-    ({"ä": array(2, 3), "ö": np.arange(2)}, {}, {"field": "ä[]", "field_2": "ö[]"}),
     ({"a/b": array(2, 3), "a_b": np.arange(2)}, {}, {"a_b": "a_b[]", "a_b_2": "a/b[]"}),
-    (CLIENTS, {"columns": {"*": "c/{who}/**[]"}}, {"label": "c/{who}/label[]", "pixels": "c/{who}/pixels[]"}),
     (
         VIDEO_NAMES,
         {"columns": {"*": "{video}/**[]"}},
-        {
-            "frames": "{video}/frames[]",
-            "array": "{video}/array[]",
-            "frame": "{video}/frame[]",
-            "step": "{video}/Step[]",
-        },
+        {"array": "{video}/array[]", "frame": "{video}/frame[]", "step": "{video}/Step[]"},
     ),
     ({"v/Frame": np.arange(3)}, {"columns": {"*": "{video}/**[]"}}, {"frame_2": "{video}/Frame[]"}),
-    (
-        STEPS,
-        {"columns": {"*": "data/{episode}/**[]"}},
-        {name: f"data/{{episode}}/{name}[]" for name in ("step", "key", "x")},
-    ),
     (
         UNITS,
         {"columns": {"*": "**", "@": "**"}},
         {"a": "a", "b": "b", "unit": "@unit", "a_unit": "a@unit", "b_unit": "b@unit", "only": "b@only"},
     ),
     (CASES_DIFFER, {"columns": {"*": "**[]", "t": "t_2[]"}}, {"t": "t_2[]", "t_2": "t[]", "t_3": "T[]"}),
-    (CASES_DIFFER, {"columns": {"*": "**[]", "t": "t[]"}}, {"t": "t[]", "t_2": "t_2[]", "t_3": "T[]"}),
     ({"key": array(2), "Key": array(3)}, {"layout": "per_file"}, {"key": "key", "key_2": "Key"}),
 ]
 
@@ -139,51 +111,17 @@ class TestNames:
 
     @pytest.mark.parametrize(("datasets", "arguments", "where"), NAMED)
     def test_are_distinct_and_exact(
-        self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], where: dict[str, str]
+        self, path: Path, datasets: Arrays, arguments: Arrays, where: dict[str, str]
     ) -> None:
         write(path, datasets)
         store: Any = open_backend(path, **arguments)
         assert store.describe().settings["where"] == where
         with h5py.File(path) as file:
             for name, place in where.items():
-                text, _, attribute = place.format(who="f0", video="v", episode="a").partition("@")
+                text, _, attribute = place.format(video="v").partition("@")
                 stored = file[text.removesuffix("[]") or "/"]
                 value = stored.attrs[attribute] if attribute else stored[0] if "[]" in place else stored[()]
                 assert np.array_equal(store.get_many([0])[0][name], value)
-
-    @pytest.mark.parametrize(
-        ("datasets", "columns", "words"),
-        [
-            (
-                CLIENTS,
-                {"*": "c/{label}/**[]"},
-                "{label} would take the name of the stored 'label'; give the name in braces",
-            ),
-            ({"a/Label": 1, "b/Label": 2}, {"*": "{label}/**"}, "{label} would take the name of the stored 'Label'"),
-            ({"a/key": 1, "b/key": 2}, {"*": "{}/**"}, "{} would take the name of the stored 'key'"),
-            ({"a/x": 1, "a@key": "?"}, {"*": "{}/**", "@": "{}"}, "{} would take the name of the stored 'key'"),
-        ],
-    )
-    def test_in_braces_hide_no_stored_one(
-        self, path: Path, datasets: dict[str, Any], columns: dict[str, str], words: str
-    ) -> None:
-        write(path, datasets)
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            open_backend(path, columns=columns)
-
-    @pytest.mark.parametrize("name", ["label", "group", "frame", "key", "Label"])
-    @pytest.mark.parametrize("group", ["", "c/", "c/d/"])
-    def test_of_lines_to_paste_hide_no_stored_one(self, path: Path, group: str, name: str) -> None:
-        rows = {f"f{at}": np.arange(3) + at for at in range(3)}
-        write(path, {f"{group}{client}/{each}": value for client, value in rows.items() for each in (name, "x")})
-        with pytest.raises(ConfigError) as raised:
-            open_backend(path)
-        for given in lines_of(raised.value, 3):
-            store: Any = open_backend(path, **given)
-            if "**[]" in str(given):
-                assert store.column(name.lower()).tolist() == np.concatenate([*rows.values()]).tolist()
-            elif "**" in str(given):
-                assert np.array_equal(store.get_many([1], [name.lower()])[0][name.lower()], rows["f1"])
 
 
 class TestDatasets:
@@ -215,13 +153,12 @@ class TestDatasets:
 
     def test_columns_come_from_urls_and_configs(self, path: Path) -> None:
         write(path, {"train/x": np.arange(5), "train/y": np.arange(5), "test/x": np.arange(3)})
+        table = {"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}}
         stores: list[Any] = [
             open_backend(f"{path}?columns=x:train/x[]"),
             open_backend(path, columns="x:x[]", group="train"),
             StoreDataset(path, columns={"x": "train/x[]"}, reader="array").backend,
-            storeds.StoreDataset(
-                storeds.DatasetSettings.parse({"url": str(path), "reader": "array", "columns": {"x": "train/x[]"}})
-            ).backend,
+            StoreDataset(storeds.DatasetSettings.parse(table)).backend,
         ]
         assert [store.column("x").tolist() for store in stores] == [[0, 1, 2, 3, 4]] * 4
 
@@ -238,18 +175,14 @@ class TestDatasets:
 CERTAIN: list[tuple[str | None, dict[str, Any]]] = [
     ("parallel", {"x": array(60, 784, dtype="u1"), "y": array(60, dtype="u1")}),
     ("parallel", {"image": array(240, 240), "label": array(240, 1)}),
-    ("parallel", {"sen1": array(20, 32, 32, 8), "sen2": array(20, 16, 16, 10), "label": array(20, 17)}),
     ("parallel", {"x": np.arange(5), "obs/y": array(5, 2)}),
     ("parallel", {"words": np.array([b"a", b"b"]), "classes": [b"cat", b"dog", b"emu"]}),
     ("per_video", {f"{name}/frames": array(5, 8, 8, 3, dtype="u1") for name in ("cat", "dog")}),
-    (None, {"x": array(240, 240)}),
     (None, {"x": array(240, 240), "y": array(240, 240)}),
     (None, {"image": PICTURE, "label": 1}),
     (None, {"image": array(500, 784), "label": array(499)}),
-    (None, {f"series_{at}": np.arange(7.0) + at for at in range(3)}),
     (None, {f"x_{at}": array(7, at + 1) for at in range(3)}),
     (None, {f"{name}/{at}": array(8, 8, 3, dtype="u1") for name in ("cat", "dog") for at in range(4)}),
-    (None, {f"s_{at}/{name}": array(9, 4) for at in range(3) for name in "xy"}),
     (None, {f"{name}/v_{at}": array(5 + at, 16) for name in ("rgb", "flow") for at in range(5)}),
 ]
 
@@ -258,7 +191,7 @@ class TestCertain:
     """Only a structure with one meaning opens without arguments."""
 
     @pytest.mark.parametrize(("layout", "datasets"), CERTAIN)
-    def test_else_an_error_shows_every_reading(self, path: Path, layout: str | None, datasets: dict[str, Any]) -> None:
+    def test_else_an_error_shows_every_reading(self, path: Path, layout: str | None, datasets: Arrays) -> None:
         write(path, datasets)
         if layout is not None:
             assert open_backend(path).meta.layout == layout
@@ -277,98 +210,22 @@ class TestCertain:
         assert classes.get_many([5], ["label"]) == [{"label": 1}]
         assert classes.meta.attrs["classes"] == ["cat", "dog"]
         assert videos.get_many([5], ["video", "frame"]) == [{"video": "dog", "frame": 0}]
-        assert np.array_equal(
-            [record["images"] for record in videos.get_many(range(12))], np.concatenate([*rows.values()])
-        )
+        found = [record["images"] for record in videos.get_many(range(12))]
+        assert np.array_equal(found, np.concatenate([*rows.values()]))
 
-    @pytest.mark.parametrize("seed", range(50))
-    def test_unplanned_files_open_only_by_rule(self, seed: int, path: Path) -> None:
-        """Nobody planned these: datasets of any shape and type, at any place. Columns of one length are the only rule."""
-        draw = random.Random(seed)
-        names = [*"abcxyz", "image", "label", "mask", "data", "frame_0", "frame_1", "0", "1", "{b}", "µ"]
-        datasets: dict[str, Any] = {}
-        for _ in range(draw.randint(1, 8)):
-            name = "/".join(draw.sample(names, draw.randint(1, 3)))
-            shape = [draw.choice([1, 2, 3, 5, 8, 64, 224]) for _ in range(draw.choice([0, 1, 2, 2, 3, 3]))]
-            if not any(f"{one}/".startswith(f"{name}/") or f"{name}/".startswith(f"{one}/") for one in datasets):
-                datasets[name] = np.ones(shape, draw.choice(["u1", "<f4", ">i2", "?", "S3"]))
-        write(path, datasets)
-        try:
-            store: Any = open_backend(path)
-        except StoredsError as error:
-            assert isinstance(error, ConfigError) or "columns=" in str(error)
-            lines_of(error, 0)
-            return
-        rows = [np.shape(value) for value in datasets.values() if np.shape(value)]
-        assert store.meta.layout == "parallel"
-        assert {shape[0] for shape in rows} == {len(store)}
-        assert len({shape[1:] for shape in rows}) > 1 or any(value.dtype.kind == "S" for value in datasets.values())
-
-    @pytest.mark.parametrize(
-        ("datasets", "fields"),
-        [
-            (
-                {"test_img": pixels(2), "test_y": np.arange(2), "train_img": pixels(5), "train_y": np.arange(5)},
-                "train_img train_y",
-            ),
-            (
-                {"x_test": array(2, 4), "x_train": array(5, 4), "y_test": array(2, 2), "y_train": array(5, 2)},
-                "x_train y_train",
-            ),
-            (
-                {f"{name}/{one}": array(n, 2) for name, n in (("test", 2), ("train", 5)) for one in "xy"},
-                "train_x train_y",
-            ),
-            ({"tensor": array(5, 41, 6), "t": array(42), "x": array(6)}, "tensor"),
-            ({"train": array(100, 25), "test": array(5, 25), "near": array(5, 10)}, "train"),
-            (
-                {"a": array(50, 9), "T": array(4), "t": array(5), "table": np.zeros(50, TABLE.dtype)},
-                "a table_n table_word",
-            ),
-            ({"a": array(50, 9), "b@c": array(50), "d": array(3)}, "a b_c"),
-        ],
-    )
-    def test_the_first_line_reads_the_largest_dataset(self, path: Path, datasets: dict[str, Any], fields: str) -> None:
-        write(path, {name: {"data": value} for name, value in datasets.items() if "@" not in name})
-        with h5py.File(path, "a") as file:
-            for name in datasets.keys() - file.keys():
-                file.require_dataset(name, datasets[name].shape, "f4")
-        with pytest.raises(ConfigError) as raised:
-            open_backend(path)
-        first, *_ = lines_of(raised.value)
-        store: Any = open_backend(path, **first)
-        assert sorted(store.meta.fields) == fields.split()
-        assert len(store) == max(len(value) for value in datasets.values() if value.nbytes >= 400 or len(datasets) == 4)
-
+    @pytest.mark.share(15)
     @pytest.mark.parametrize("seed", range(60))
     def test_every_line_opens_and_keeps_the_names(self, seed: int, path: Path) -> None:
-        """Names that differ in case, are names of patterns, or have their signs; values of any type and length."""
+        """Nobody planned these names, which patterns and layouts use too, and values of any type and length."""
         draw = random.Random(seed)
-        names = [
-            "T",
-            "t",
-            "t_2",
-            "label",
-            "Label",
-            "key",
-            "video",
-            "frame",
-            "x y",
-            "{a}",
-            "b@c",
-            "d[]",
-            "e::f",
-            "**",
-            "3d",
-            "µ",
-        ]
+        names = ["T", "t", "t_2", "label", "Label", "key", "video", "frame", "image", "frame_0", "frame_1"]
+        names += ["{a}", "b@c", "d[]", "e::f", "**", "3d", "µ", "x y"]
+        dtypes = ["u1", "<f4", ">i2", "?", "S3", TABLE.dtype, h5py.ref_dtype, MIXED, h5py.string_dtype()]
         groups = draw.choice([[""], [f"{at}/" for at in "abc"], ["g/a/", "g/b/"], ["train/", "test/"]])
         length = draw.choice([3, 5])
         with h5py.File(path, "w") as file:
             for name in draw.sample(names, draw.randint(1, 5)):
-                dtype = draw.choice(
-                    ["u1", "<f4", ">i2", "?", "S3", TABLE.dtype, h5py.ref_dtype, MIXED, h5py.string_dtype()]
-                )
+                dtype = draw.choice(dtypes)
                 shape = (draw.choice([length, length, length, 4, 9]), *draw.choice([(), (2,), (8, 8, 3)]))
                 for group in groups:
                     if draw.random() < 0.1:
@@ -401,11 +258,7 @@ VIDEOS = {"a/frames": pixels(2), "a/time": np.arange(2), "b/frames": pixels(3), 
 
 # (datasets, arguments, words of the message)
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (
-        COLUMNS,
-        {"columns": {"a": "x[]", "b": "y[]"}},
-        "y.. has 4 rows, and others 5; columns= names datasets of one length",
-    ),
+    (COLUMNS, {"columns": {"a": "x[]", "b": "y[]"}}, "y.. has 4 rows, and others 5; columns= names datasets of one"),
     (COLUMNS, {"columns": {"a": "xx[]"}}, "has no 'xx'; did you mean 'x'"),
     (COLUMNS, {"columns": {"a": "g[]"}}, "'g..' is a group; it holds x"),
     (COLUMNS, {"columns": {"a": "single[]"}}, "single has no rows; leave out .."),
@@ -425,6 +278,9 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mean": 1.0}, {"layout": "parallel"}, "no field can hold what is at"),
     (dict.fromkeys(map(str, range(1024)), 1), {"layout": "per_file"}, "holds 1,024 datasets or more"),
     (COLUMNS, {"columns": {"a": {"path": "x[]", "kind": "image"}}}, "declares image, but HDF5 datasets have types"),
+    (CLIENTS, {"columns": {"*": "c/{label}/**[]"}}, "{label} would take the name of the stored 'label'; give the"),
+    ({"a/Label": 1, "b/Label": 2}, {"columns": {"*": "{label}/**"}}, "{label} would take the name of the stored 'La"),
+    ({"a/x": 1, "a@key": "?"}, {"columns": {"*": "{}/**", "@": "{}"}}, "{} would take the name of the stored 'key'"),
 ]
 
 
@@ -470,24 +326,12 @@ class TestShared:
         loader = storeds.StoreLoader(dataset, batch_size=3, num_workers=2, ragged={"x": "list", "z": "list"})
         assert [z.tolist() for batch in loader for z in batch["z"]] == [each["z"].tolist() for each in truth]
 
-    def test_one_that_is_missing_or_of_another_kind_is_an_error(self, path: Path) -> None:
-        for change, says in ((None, "has no 'z'"), (np.zeros((2, 2)), "unlike|not samples of the same")):
-            with h5py.File(path, "a") as file:
-                del file["H2O/z"]
-                if change is not None:
-                    file["H2O/z"] = change
-            with pytest.raises(FormatError, match=says):
-                open_backend(path, columns=MOLECULES)
-            with h5py.File(path, "a") as file:
-                if change is None:
-                    file["H2O/z"] = 1.0
-
 
 class TestRefused:
     """Each error names the place and what to do."""
 
     @pytest.mark.parametrize(("datasets", "arguments", "words"), REFUSED)
-    def test_arguments(self, path: Path, datasets: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+    def test_arguments(self, path: Path, datasets: Arrays, arguments: Arrays, words: str) -> None:
         write(path, datasets)
         with pytest.raises((ConfigError, FormatError), match=words):
             open_backend(path, **arguments)
@@ -500,32 +344,25 @@ class TestRefused:
             open_backend(path)
         assert len(open_backend(path, columns={"x": "good[]"})) == 3
 
-    def test_a_native_store(self, path: Path) -> None:
-        make_store({"x": "int"}, [{"x": 1}], path)
-        with pytest.raises(ConfigError, match="native store"):
-            open_backend(path, layout="parallel")
-
 
 class TestLargeGroups:
     """The type of every member of a group counts, however many there are."""
 
-    @pytest.mark.parametrize("count", [900, 2_500])
-    @pytest.mark.parametrize("odd", ["0007_meta", "2", "~", "_i_x", "#1"])
-    def test_of_datasets_may_hold_a_group_and_a_type(self, path: Path, count: int, odd: str) -> None:
-        write(path, {f"g/{at:04}": at for at in range(count)} | {f"g/{odd}/y": 1})
+    ODD = "#1", "0007_names", "2", "_i_x", "~"
+
+    def test_of_datasets_may_hold_a_group_and_a_type(self, path: Path) -> None:
+        write(path, {f"g/{at:04}": at for at in range(1_100)} | {f"g/{odd}/y": 1 for odd in self.ODD})
         with h5py.File(path, "a") as file:
             file["g/type"] = np.dtype("i4")
         store: Any = open_backend(path, columns={"x": "g/{}"})
-        assert store.column("x").tolist() == [*range(count)]
-        assert store.unread() == [f"g/{odd}/y (int64 [])"]
+        assert store.column("x").tolist() == [*range(1_100)]
+        assert sorted(store.unread()) == [f"g/{odd}/y (int64 [])" for odd in self.ODD]
 
-    @pytest.mark.parametrize("count", [900, 2_500])
-    @pytest.mark.parametrize("odd", ["0007_names", "2", "~", "_i_x", "#1"])
-    def test_of_groups_may_hold_a_dataset(self, path: Path, count: int, odd: str) -> None:
-        write(path, {f"{at:04}/x": np.arange(2) for at in range(count)} | {odd: np.arange(3)})
+    def test_of_groups_may_hold_a_dataset(self, path: Path) -> None:
+        write(path, {f"{at:04}/x": np.arange(2) for at in range(1_100)} | dict.fromkeys(self.ODD, np.arange(3)))
         store: Any = open_backend(path, columns={"x": "{label}/x[]"})
-        assert (len(store), len(store.meta.attrs["classes"])) == (2 * count, count)
-        assert store.unread() == [f"{odd} (int64 [3])"]
+        assert (len(store), len(store.meta.attrs["classes"])) == (2_200, 1_100)
+        assert sorted(store.unread()) == [f"{odd} (int64 [3])" for odd in self.ODD]
 
 
 def steps(**more: Any) -> dict[str, Any]:
@@ -548,18 +385,11 @@ EMPTY = h5py.Empty("f4")
 # The datasets, the arguments, words of the message, and the fields of the line to paste.
 LOST: list[tuple[dict[str, Any], dict[str, Any], str, list[str]]] = [
     ({**COLUMN, "t": WORDS}, {}, "t (dataset /t is of a type that no field holds", ["x", "y"]),
-    ({**COLUMN, "g/t": STRINGS[:1].repeat(5, 0)}, {"layout": "parallel"}, "g/t (dataset /g/t is of a type", ["x", "y"]),
     ({**COLUMN, "t": PARTLY}, {}, "t/s (column 's' of dataset /t is of a type", ["t_n", "t_one", "x", "y"]),
     (
         steps(obs=lambda n: array(n + 1, 3)),
         {"columns": EPISODES},
         "obs (it has 5 rows, and others 4; the place '{episode}/obs' gives each record all of them)",
-        ["w", "x"],
-    ),
-    (
-        steps(obs__mask=lambda n: STRINGS[:1].repeat(n, 0)),
-        {"columns": EPISODES},
-        "obs/mask (dataset /d_1/obs/mask is of",
         ["w", "x"],
     ),
     (steps(all=lambda n: np.void(b"abc")), {"columns": EPISODES}, "all (one value for all rows", ["w", "x"]),
@@ -578,7 +408,6 @@ LOST: list[tuple[dict[str, Any], dict[str, Any], str, list[str]]] = [
         ["n", "t"],
     ),
     ({"t": PACKED, "t@_FillValue": np.int16(-9)}, {"layout": "parallel"}, "t (its _FillValue would", ["t"]),
-    ({"t": array(3, 2), "t@add_offset": 1.0}, {"layout": "per_file"}, "t (its add_offset would", ["t"]),
     (
         steps(t=lambda n: np.arange(n)) | {"d_1/t@add_offset": 1.0},
         {"columns": EPISODES},
@@ -595,8 +424,8 @@ class TestLoss:
     def test_is_an_error_that_names_it_and_the_rest(
         self,
         path: Path,
-        datasets: dict[str, Any],
-        arguments: dict[str, Any],
+        datasets: Arrays,
+        arguments: Arrays,
         words: str,
         fields: list[str],
         caplog: pytest.LogCaptureFixture,
@@ -612,28 +441,17 @@ class TestLoss:
         assert any(left in entry for entry in store.unread())
         assert left in caplog.text
 
-    @pytest.mark.parametrize("kind", ["virtual", "type", "link"])
-    @pytest.mark.parametrize("columns", [{"*": "**[]"}, EPISODES, SAMPLES])
+    @pytest.mark.parametrize(("kind", "columns"), [("virtual", EPISODES), ("type", SAMPLES), ("link", EPISODES)])
     def test_of_what_cannot_be_opened_is_an_error(self, path: Path, kind: str, columns: dict[str, str]) -> None:
-        groups = ["g/"] if columns == {"*": "**[]"} else ["a/g/", "b/g/"]
-        write(path, {name.replace("g/", "x"): np.arange(3) for name in groups})
+        write(path, {f"{at}/x": np.arange(3) for at in "ab"})
         with h5py.File(path, "a") as file:
-            for name in groups:
+            for group in (file.create_group(f"{at}/g") for at in "ab"):
                 if kind == "link":
-                    file[f"{name}y"] = h5py.ExternalLink("gone.h5", "/x")
+                    group["y"] = h5py.ExternalLink("gone.h5", "/x")
                 elif kind == "virtual":
-                    file.create_virtual_dataset(f"{name}y", h5py.VirtualLayout((3,), "i8"))
+                    group.create_virtual_dataset("y", h5py.VirtualLayout((3,), "i8"))
                 else:
-                    h5py.h5d.create(
-                        file[name].id if name in file else file.create_group(name).id,
-                        b"y",
-                        h5py.h5t.UNIX_D32LE,
-                        h5py.h5s.create_simple((3,)),
-                    )
-        if kind == "link" and columns == {"*": "**[]"}:  # its length is not known
-            store: Any = open_backend(path, columns=columns)
-            assert store.unread()[0].startswith("g/y (the external link /g/y leads to")
-            return
+                    h5py.h5d.create(group.id, b"y", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
         with pytest.raises(ConfigError, match=r"cannot read all of each record: g/y \(") as raised:
             open_backend(path, columns=columns)
         (given,) = lines_of(raised.value)
@@ -644,7 +462,7 @@ class TestLoss:
         store: Any = open_backend(path, columns=EPISODES)
         assert store.unread() == ["d_1/t (float32 [9, 2])", "d_2/n (int64 [])", "d_2/u (text [3, 2])"]
 
-    @pytest.mark.parametrize("missing", [1, 3, 5, 6])
+    @pytest.mark.parametrize("missing", [5, 6])
     def test_a_null_dataspace_has_no_value(self, path: Path, missing: int) -> None:
         write(path, {f"{at}/{name}": EMPTY if name == "y" and at < missing else at for at in range(6) for name in "xy"})
         store: Any = open_backend(path, layout="per_sample")
@@ -658,51 +476,26 @@ class TestLoss:
         assert "0/y has no value, only a type (a null dataspace)" in fault(store, 0)
         assert store.get_many([5], ["y"]) == [{"y": 5}]
 
-    def test_a_null_dataspace_among_columns_is_reported(self, path: Path) -> None:
-        write(path, {**COLUMN, "n": EMPTY, "classes": h5py.Empty("S3")})
-        store: Any = open_backend(path)
-        assert store.unread() == ["classes (text nothing)", "n (float32 nothing)"]
-        with pytest.raises(FormatError, match="n has no rows"):
-            open_backend(path, columns={"n": "n[]"})
+
+CLIP = {"a/frames": pixels(2), "a/time": np.arange(2), "b/frames": pixels(3)[:0], "b/time": np.arange(0)}
+CUTS = {"c/frames": pixels(1), "c/time": np.arange(1), "c/cuts": array(2, 2)}
+UNREAD: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({**COLUMN, "fps": 2, "t/x": array(3)}, {"layout": "parallel"}, ["fps (int64 [])", "t/x (float32 [3])"]),
+    ({"x": np.arange(5), "y": STRINGS}, {"columns": {"x": "x[]"}}, ["y (text [3, 2])"]),
+    ({**GROUPS, "s_1/z": 1}, {"columns": {"*": "{}/**"}}, ["s_1/z (int64 [])"]),
+    ({"t": TABLE, "x": np.arange(2)}, {"columns": {"n": "t/n[]", "x": "x[]"}}, ["t/word (a column)"]),
+    ({"x": np.arange(2), "y": 1, "y@unit": "m"}, {"columns": {"x": "x[]", "u": "y@unit"}}, ["y (int64 [])"]),
+    ({**CLIP, **CUTS}, {"layout": "per_video"}, ["b (no rows)", "c/cuts (float32 [2, 2])"]),
+    ({**COLUMN, "n": EMPTY, "classes": h5py.Empty("S3")}, {}, ["classes (text nothing)", "n (float32 nothing)"]),
+]
 
 
 class TestUnread:
     """What no field holds is logged and listed."""
 
-    @pytest.mark.parametrize(
-        ("datasets", "arguments", "unread"),
-        [
-            (
-                {"x": array(9, 2), "y": np.arange(9), "fps": 25, "t/x": array(3)},
-                {"layout": "parallel"},
-                ["fps (int64 [])", "t/x (float32 [3])"],
-            ),
-            ({"x": np.arange(5), "y": STRINGS}, {"columns": {"x": "x[]"}}, ["y (text [3, 2])"]),
-            ({**GROUPS, "s_1/z": 1}, {"columns": {"*": "{}/**"}}, ["s_1/z (int64 [])"]),
-            ({"t": TABLE, "x": np.arange(2)}, {"columns": {"n": "t/n[]", "x": "x[]"}}, ["t/word (a column)"]),
-            ({"x": np.arange(2), "y": 1, "y@unit": "m"}, {"columns": {"x": "x[]", "u": "y@unit"}}, ["y (int64 [])"]),
-            (
-                {
-                    "a/frames": pixels(2),
-                    "a/time": np.arange(2),
-                    "b/frames": pixels(3)[:0],
-                    "b/time": np.arange(0),
-                    "c/frames": pixels(1),
-                    "c/time": np.arange(1),
-                    "c/cuts": array(2, 2),
-                },
-                {"layout": "per_video"},
-                ["b (no rows)", "c/cuts (float32 [2, 2])"],
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("datasets", "arguments", "unread"), UNREAD)
     def test_is_reported(
-        self,
-        path: Path,
-        datasets: dict[str, Any],
-        arguments: dict[str, Any],
-        unread: list[str],
-        caplog: pytest.LogCaptureFixture,
+        self, path: Path, datasets: Arrays, arguments: Arrays, unread: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         write(path, datasets)
         store: Any = open_backend(path, **arguments)
@@ -733,10 +526,9 @@ def fault(store: Any, position: int) -> str:
 class TestDamage:
     """A bad value makes its own record bad, and no other."""
 
-    @pytest.mark.parametrize("keep", [0.1, 0.5, 0.9, 0.999])
-    @pytest.mark.parametrize("make", [vlen_jpeg, chunked, class_groups])
-    def test_truncated_files(self, path: Path, make: Callable[[Path], Truth], keep: float) -> None:
-        make(path)
+    @pytest.mark.parametrize("keep", [0.1, 0.999])
+    def test_truncated_files(self, path: Path, keep: float) -> None:
+        vlen_jpeg(path)
         os.truncate(path, int(path.stat().st_size * keep))
         with pytest.raises(FormatError, match=r"is cut short: [\d,]+ of its [\d,]+ bytes"):
             open_backend(path, layout="parallel")
@@ -781,7 +573,7 @@ class TestDamage:
         assert again.meta.build != store.meta.build
         assert isinstance(again.get_many([0])[0], dict)
 
-    @pytest.mark.parametrize("name", ["chunked", "vlen_jpeg", "video_jpegs"])
+    @pytest.mark.parametrize("name", ["chunked", "video_jpegs"])
     def test_mutations_are_clear_errors(self, name: str, tmp_path: Path) -> None:
         """In a full run, 1,020 files, in processes of their own: libhdf5 itself may crash or loop on damaged metadata."""
         HDF5[name].write(tmp_path / "a.h5")
@@ -804,7 +596,7 @@ folder, layout, start, stop = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.ar
 data, victim = (folder / "a.h5").read_bytes(), folder / "victim.h5"
 for number in range(start, stop):
     print(number, flush=True)
-    signal.alarm(10)
+    signal.alarm(60)
     draw, mutated = random.Random(number), bytearray(data)
     for at in draw.sample(range(len(data)), draw.choice([1, 4, 40])):
         mutated[at] = draw.randrange(256)
@@ -832,12 +624,10 @@ class TestLinks:
         return "columns/x[]"
 
     @pytest.mark.parametrize("is_soft", [False, True])
-    @pytest.mark.parametrize("absolute", [True, False])
-    def test_out_of_the_folder_need_allow_outside(self, path: Path, is_soft: bool, absolute: bool) -> None:
+    def test_out_of_the_folder_need_allow_outside(self, path: Path, is_soft: bool) -> None:
         outside = path.parent.parent
-        columns = {"x": self.make(path, is_soft, outside, str(outside / "other.h5") if absolute else "../other.h5")}
-        ways: list[dict[str, Any]] = [{}, {"columns": columns}]
-        for arguments in ways:
+        columns = {"x": self.make(path, is_soft, outside, str(outside / "other.h5") if is_soft else "../other.h5")}
+        for arguments in (dict[str, Any](), {"columns": columns}):
             with pytest.raises(StoredsError, match=r"outside of the store's folder; allow_outside=True"):
                 open_backend(path, **arguments)
         store: Any = open_backend(path, columns=columns, allow_outside=True)
@@ -851,8 +641,6 @@ class TestLinks:
             ("real", "other.h5", False),  # beside the file to which the symbolic link leads
             ("links", "other.h5", False),  # beside the symbolic link
             ("real", "/gone/other.h5", False),  # an absolute name that is gone: the file was moved with its folder
-            ("real/deep", "deep/other.h5", False),
-            (".", "../other.h5", True),
             ("real/..", "../real/../other.h5", True),
         ],
     )
@@ -869,26 +657,9 @@ class TestLinks:
                 open_backend(path, columns={"x": place})
         store: Any = open_backend(path, columns={"x": place}, allow_outside=is_outside)
         assert store.column("x").tolist() == expected
-
-    @pytest.mark.parametrize("is_soft", [False, True])
-    def test_in_the_folder_are_followed_and_missing_targets_named(self, path: Path, is_soft: bool) -> None:
-        columns = {"x": self.make(path, is_soft, path.parent, "other.h5")}
-        store: Any = open_backend(path, columns=columns)
-        assert store.get_many([5, 0]) == [{"x": 5}, {"x": 0}]
-        gone = path.with_name("other.h5")
-        gone.unlink()
-        with pytest.raises(FormatError, match=f"{gone}, which is missing"):
-            open_backend(path, columns=columns)
-
-    @pytest.mark.parametrize("name", ["sample_groups_with_attributes", "video_jpegs", "class_groups"])
-    def test_every_group_may_lie_in_another_file(self, name: str, path: Path) -> None:
-        case = HDF5[name]
-        truth = case.write(path.with_name("other.h5"))
-        with h5py.File(path.with_name("other.h5")) as other, h5py.File(path, "w") as file:
-            for group in other:
-                file[f"linked/{group}"] = h5py.ExternalLink("other.h5", f"/{group}")
-        store = open_backend(path, group="linked", **case.arguments)
-        assert fingerprint(store.get_many(range(len(store)))) == fingerprint(truth)
+        (tmp_path / at / "other.h5").unlink()
+        with pytest.raises(FormatError, match="other.h5, which is missing|leads to /gone/other.h5"):
+            open_backend(path, columns={"x": place}, allow_outside=is_outside)
 
     def test_a_kept_index_allows_no_more_than_its_settings(self, path: Path) -> None:
         write(path.parent.parent / "other.h5", {f"{at}/x": at for at in range(3)})

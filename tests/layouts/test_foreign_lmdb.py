@@ -9,7 +9,6 @@ import pickle
 import random
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,8 +146,11 @@ def test_what_a_pattern_does_not_match_is_reported_and_a_missing_entry_is_a_reco
 # Entries that are not records.
 
 
-@pytest.mark.parametrize("count", [pickle.dumps(6, 0), b"6", pickle.dumps(6)])
-@pytest.mark.parametrize("key", ["__len__", "length", "num_samples"])
+@pytest.mark.parametrize(
+    ("key", "count"),
+    [("__len__", pickle.dumps(6, 0)), ("length", b"6"), ("num_samples", pickle.dumps(6))],
+    ids=["__len__", "length", "num_samples"],
+)
 def test_a_count_in_any_form_is_checked_and_no_record(key: str, count: bytes, tmp_path: Path) -> None:
     values = [pickle.dumps((JPEGS[n], n)) for n in range(6)]
     assert records_of(numbered(tmp_path / "s", values, {key: count})) == [
@@ -158,16 +160,15 @@ def test_a_count_in_any_form_is_checked_and_no_record(key: str, count: bytes, tm
         storeds.open_backend(numbered(tmp_path / "t", values, {key: b"9"}))
 
 
-ARRAYS: list[tuple[Any, Any]] = [
-    (np.eye(2, dtype=np.int64), [[1, 0], [0, 1]]),
-    (np.zeros(0), []),
-    ({"rgb": np.arange(3)}, {"rgb": [0, 1, 2]}),
-]
-
-
-@pytest.mark.parametrize("key", ["mean", "class_to_idx"])
-@pytest.mark.parametrize("sort", ["pickles", "pictures", "json"])
-@pytest.mark.parametrize(("value", "expected"), ARRAYS)
+@pytest.mark.parametrize(
+    ("sort", "key", "value", "expected"),
+    [
+        ("pickles", "mean", np.eye(2, dtype=np.int64), [[1, 0], [0, 1]]),
+        ("pictures", "class_to_idx", np.zeros(0), []),
+        ("json", "mean", {"rgb": np.arange(3)}, {"rgb": [0, 1, 2]}),
+        ("pickles", "class_to_idx", np.zeros(0), []),
+    ],
+)
 def test_a_description_may_be_an_array(tmp_path: Path, value: Any, expected: Any, sort: str, key: str) -> None:
     values = {
         "pickles": [pickle.dumps((blob, n)) for n, blob in enumerate(JPEGS[:4])],
@@ -182,53 +183,26 @@ def test_a_description_may_be_an_array(tmp_path: Path, value: Any, expected: Any
 
 
 def test_class_names_and_unread_descriptions(tmp_path: Path) -> None:
-    more = {
-        "classes": pickle.dumps(["cat", "dog"]),
-        "length": b"6",
-        "mean": bytes(3),
-        "preview": pickle.dumps(JPEGS[0]),
-    }
+    more = {"classes": pickle.dumps(["cat", "dog"]), "length": b"6", "mean": bytes(3)}
+    more["preview"] = pickle.dumps(JPEGS[0])
     dataset = storeds.StoreDataset(
         url := numbered(tmp_path / "s", [pickle.dumps((JPEGS[n], n % 2)) for n in range(6)], more)
     )
     assert (len(dataset), dataset.classes, dataset.targets) == (6, ["cat", "dog"], [0, 1] * 3)
     assert [entry.partition(":")[0] for entry in storeds.info(url).unread] == ["key 'mean'", "key 'preview'"]
-    images = {
-        "ape.jpg": JPEGS[0],
-        "classes": pickle.dumps(["a", "b"]),
-        "info": JPEGS[1],
-        "length": b"3",
-        "owl.jpg": JPEGS[2],
-    }
-    put(tmp_path / "t", [(key.encode(), value) for key, value in images.items()])
+    images = {b"ape.jpg": JPEGS[0], b"info": JPEGS[1], b"owl.jpg": JPEGS[2]}
+    put(tmp_path / "t", {**images, b"classes": pickle.dumps(["a", "b"]), b"length": b"3"}.items())
     with storeds.open_backend(tmp_path / "t") as backend:  # an image is no description, whatever its name
         keys = read_column(backend, "key").tolist()
         assert (keys, backend.meta.attrs) == (["ape.jpg", "info", "owl.jpg"], {"classes": ["a", "b"]})
-    put(tmp_path / "u", [(b"ape.jpg", JPEGS[0]), (b"notes", JPEGS[1]), (b"owl.jpg", JPEGS[2])])
-    with storeds.open_backend(tmp_path / "u", exclude="notes") as backend:
-        assert (len(backend), storeds.info(f"lmdb://{tmp_path}/u?exclude=notes").unread) == (
-            2,
-            ["key 'notes': excluded by exclude="],
-        )
+    put(tmp_path / "u", images.items())
+    assert storeds.info(f"lmdb://{tmp_path}/u?exclude=info").unread == ["key 'info': excluded by exclude="]
 
 
 def word_vectors(n: int) -> bytes:
     return pickle.dumps(np.full(5, n, "f4"))
 
 
-SPECIAL = (
-    "keys",
-    "__keys__",
-    "length",
-    "num-samples",
-    "num_examples",
-    "count",
-    "size",
-    "total",
-    "classes",
-    "meta",
-    "info",
-)
 WORDS_OF: dict[str, Callable[[int], bytes]] = {
     "arrays": word_vectors,
     "mappings": lambda n: pickle.dumps({"features": np.full((n + 1, 4), n, "f4"), "boxes": n}),
@@ -240,9 +214,12 @@ WORDS_OF: dict[str, Callable[[int], bytes]] = {
 }
 
 
+COUNTS = ("length", "num-samples", "num_examples", "count", "size", "total")
+
+
 @pytest.mark.parametrize("form", WORDS_OF)
 def test_an_entry_that_reads_as_the_records_is_one_whatever_its_name(tmp_path: Path, form: str) -> None:
-    names = sorted({"ape", "dog", "mean", "std", "owl", "ids", "index", "names", *SPECIAL} - {"__keys__"})
+    names = sorted([*("ape", "dog", "owl", "mean", "std", "ids", "index", "names", "keys"), *COUNTS, "classes", "meta"])
     put(tmp_path / "s", [(name.encode(), WORDS_OF[form](n)) for n, name in enumerate(names)])
     given: dict[str, Any] = {"columns": {"value": "{}"}} if form in ("texts", "bytes", "msgpack") else {}
     with storeds.open_backend(tmp_path / "s", **given) as backend:
@@ -259,8 +236,9 @@ LISTINGS: dict[str, Callable[[list[bytes]], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("listing", LISTINGS)
-@pytest.mark.parametrize("form", ["arrays", "mappings", "pictures", "json"])
+@pytest.mark.parametrize(
+    ("form", "listing"), [*zip(("arrays", "mappings", "pictures", "json", "arrays"), LISTINGS, strict=True)]
+)
 def test_an_entry_that_lists_the_keys_of_all_records_gives_their_order(tmp_path: Path, form: str, listing: str) -> None:
     keys = [b"b%d" % (n * 7 % 10) for n in range(10)]
     entries = [(key, WORDS_OF[form](n)) for n, key in enumerate(keys)]
@@ -275,22 +253,6 @@ def test_an_entry_that_lists_the_keys_of_all_records_gives_their_order(tmp_path:
     put(tmp_path / "part", [*entries, (b"keys", LISTINGS[listing](keys[:9]))])
     with storeds.open_backend(tmp_path / "part", columns={"value": {"path": "{}", "kind": "bytes"}}) as backend:
         assert len(backend) == 11  # a list of some keys may mean anything
-
-
-@pytest.mark.parametrize(("key", "value"), [("size", 224), ("total", 9.5), ("count", 3)])
-def test_a_number_that_is_not_that_of_the_records_may_be_anything(tmp_path: Path, key: str, value: float) -> None:
-    put(tmp_path / "s", [(b"r%d" % n, word_vectors(n)) for n in range(6)] + [(key.encode(), pickle.dumps(value))])
-    with storeds.open_backend(tmp_path / "s") as backend:
-        assert (len(backend), backend.meta.attrs) == (6, {key: value})
-    put(tmp_path / "t", [(b"r%d" % n, pickle.dumps(n)) for n in range(6)] + [(b"length", pickle.dumps(6))])
-    assert len(storeds.open_backend(tmp_path / "t")) == 6
-    put(tmp_path / "t", [(b"length", pickle.dumps(4))])
-    assert len(storeds.open_backend(tmp_path / "t")) == 7
-
-
-def test_digits_and_letters_that_are_all_pictures_are_all_records(tmp_path: Path) -> None:
-    put(tmp_path / "s", [(b"%x" % n, JPEGS[n]) for n in range(16)])
-    assert [record["image"] for record in records_of(f"lmdb://{tmp_path}/s")] == JPEGS[:16]
 
 
 def test_other_databases_are_reported(tmp_path: Path) -> None:
@@ -312,17 +274,6 @@ def test_kinds_are_inferred_from_most_records(tmp_path: Path) -> None:
         assert backend.get_many([1]) == [{"image": JPEGS[1], "value": 1.0, "json": None, "array": np.array([1])}]
 
 
-def test_entries_of_mappings(tmp_path: Path) -> None:
-    path = pickled(
-        tmp_path / "s",
-        [{"Image": JPEGS[n], "Class ID": n, 3: 0.5, "x": n or "0", **({"box": 1} if n else {})} for n in range(4)],
-    )
-    records = records_of(f"lmdb://{path}")
-    assert records[2] == {"image": JPEGS[2], "class_id": 2, "f3": 0.5, "x": 2, "box": 1}
-    assert (records[0]["x"], records[0]["box"]) == ("0", None)
-    assert storeds.info(str(path)).unread == []
-
-
 def test_entries_of_mappings_hide_no_other_field(tmp_path: Path) -> None:
     path = pickled(tmp_path / "s", [{"T": n, "t": n + 0.5, b"t": "x", "label": n, "key": n} for n in range(3)])
     fields = {"t": 1.5, "t_2": "x", "t_3": 1, "label": 1, "key": 1}
@@ -339,60 +290,13 @@ def test_entries_of_mappings_hide_no_other_field(tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.parametrize("depth", [90, 150, 800, 3000])
+@pytest.mark.parametrize("depth", [90, 150, 3000])
 def test_json_that_nests_too_deep_is_a_bad_record(depth: int, tmp_path: Path) -> None:
     deep = b'{"x": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
     path = put(tmp_path / "s", [(b"%02d" % n, deep if n == 7 else b'{"x": {"a": 1}}') for n in range(20)])
     with storeds.open_backend(path, layout="json") as store:
         found = store.get_many(range(20))
     assert [isinstance(record, RecordError) for record in found] == [n == 7 and depth > 100 for n in range(20)]
-
-
-def robot(n: int) -> dict[str, Any]:
-    state = np.array([n, np.nan, np.inf], "f2")
-    inner = {"image": np.full((2, 3), n, "u1"), "on": np.array([True, False]), "depth": {"z": np.array(n)}, "text": "x"}
-    return {
-        "observation": {**inner, "state": state},
-        "action": [np.full(2, n, "f4")] * (n % 3 + 1),
-        "reward": {"r": math.nan},
-    }
-
-
-def robot_arrays(n: int) -> dict[str, Any]:
-    """The fields of a robot's record, by hand."""
-    return {
-        "observation_image": np.full((2, 3), n, "u1"),
-        "observation_on": np.array([True, False]),
-        "observation_depth_z": np.array(n),
-        "observation_text": "x",
-        "observation_state": np.array([n, np.nan, np.inf], "f2"),
-        "action": np.full((n % 3 + 1, 2), n, "f4"),
-    }
-
-
-def numpy_in_msgpack(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {"nd": True, "type": value.dtype.str, "kind": "", "shape": value.shape, "data": value.tobytes()}
-    if isinstance(value, dict):
-        return {key: numpy_in_msgpack(item) for key, item in value.items()}
-    return [numpy_in_msgpack(item) for item in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("form", ["pickle", "msgpack"])
-@pytest.mark.parametrize("within", ["mapping", "list"])
-def test_arrays_inside_of_mappings_and_lists_stay_arrays(tmp_path: Path, form: str, within: str) -> None:
-    dump: Callable[[Any], bytes] = pickle.dumps if form == "pickle" else lambda value: PACK(numpy_in_msgpack(value))
-    records = [robot(n) for n in range(12)]
-    numbered(tmp_path / "s", [dump(each if within == "mapping" else [each, 7]) for each in records])
-    start = "" if within == "mapping" else "f0_"
-    with storeds.open_backend(tmp_path / "s", layout="pickled" if form == "pickle" else "msgpack") as backend:
-        for n, found in enumerate(cast("list[dict[str, Any]]", backend.get_many(range(12)))):
-            for name, value in robot_arrays(n).items():
-                assert type(found[start + name]) is type(value)
-                assert str(getattr(found[start + name], "dtype", "")) == str(getattr(value, "dtype", ""))
-                np.testing.assert_array_equal(found[start + name], value)
-            assert math.isnan(found[f"{start}reward"]["r"])
-        assert backend.unread() == []  # type: ignore[attr-defined]
 
 
 def test_arrays_that_no_field_can_hold_are_reported_with_their_place(tmp_path: Path) -> None:
@@ -415,18 +319,6 @@ def test_nan_and_infinities_make_no_record_bad(tmp_path: Path, form: str) -> Non
     values = [{"a": {"b": [math.nan if n == 33 else 1.5, "x"]}, "c": math.inf} for n in range(100)]
     path = numbered(tmp_path / "s", [dump(value) for value in values])
     assert str(records_of(path, **({"layout": "msgpack"} if form == "msgpack" else {}))) == str(values)
-
-
-def test_the_first_read_of_arrays_imports_nothing(tmp_path: Path) -> None:
-    numbered(tmp_path / "s", [pickle.dumps(robot(n)) for n in range(4)])
-    program = """if True:
-        import sys, storeds
-        backend = storeds.open_backend(sys.argv[1])
-        before = set(sys.modules)
-        backend.get_many([0, 1])
-        print(sorted(set(sys.modules) - before))"""
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "s"], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_atoms_and_a_damaged_array_in_json(tmp_path: Path) -> None:
@@ -467,47 +359,18 @@ def test_graphs_of_open_catalyst_are_read_by_the_example(
 # Stores that do not open, and the lines of their errors.
 
 
-def mixed(path: Path) -> Path:
-    images = [(b"%04d" % n, JPEGS[n]) for n in range(6)]
-    return put(path, [*images, *((b"text-%04d" % n, b"words") for n in range(40))])
-
-
-def pictures_and_words(picture: str, word: str) -> Callable[[Path], Any]:
-    """Return what writes six pictures and six words under names of these forms."""
-    entries = [(picture.encode() % n, JPEGS[n]) for n in range(1, 7)]
-    entries += [(word.encode() % n, b"word %d" % n) for n in range(1, 7)]
-    return lambda path: put(path, entries)
-
-
 ANY = {"columns": {"value": "{}"}}
 UNDECIDED: dict[str, tuple[Callable[[Path], Any], list[dict[str, Any]]]] = {
     "text": (lambda path: put(path, [(b"foo", b"bar"), (b"z", b"baz")]), [ANY]),
-    "images and words": (mixed, [{"layout": "keyed"}, ANY]),
     "pairs": (
         lambda path: put(path, [(b"%d_%s" % (n, part), JPEGS[n]) for n in range(4) for part in (b"img", b"seg")]),
         [{"columns": {"img": "{}_img", "seg": "{}_seg"}}, {"layout": "keyed"}, ANY],
     ),
-    **{
-        f"{a} and {b}": (
-            pictures_and_words(a, b),
-            [{"columns": columns}, {"layout": "keyed"}, ANY],
-        )
-        for a, b, columns in (
-            ("image_hr-%09d", "label-%09d", {"image_hr": "image_hr-{}", "label": "label-{}"}),
-            ("train_img_%03d", "train_word_%03d", {"train_img": "train_img_{}", "train_word": "train_word_{}"}),
-            ("%d.rgb.jpg", "%d.txt", {"rgbjpg": "{}.rgb.jpg", "txt": "{}.txt"}),
-            ("img%d", "word%d", {"img": "img{}", "word": "word{}"}),
-            ("%04dimg", "%04dword", {"img": "{}img", "word": "{}word"}),
-        )
-    },
     "a damaged image": (
         lambda path: put(path, [(b"n%d" % n, b"\0" * 9 if n == 3 else JPEGS[n]) for n in range(9)]),
         [{"layout": "keyed"}, ANY],
     ),
-    "in a database": (
-        lambda path: put(path, [(b"foo", b"bar")], database=b"train"),
-        [{"database": "train", **ANY}],
-    ),
+    "in a database": (lambda path: put(path, [(b"foo", b"bar")], database=b"train"), [{"database": "train", **ANY}]),
 }
 
 
@@ -537,6 +400,7 @@ def unplanned(seed: int, path: Path) -> Path:
     return put(path, [(key % n, (first if n % 2 else second)(n)) for n in range(40)])
 
 
+@pytest.mark.share(10)
 @pytest.mark.parametrize("seed", range(50))
 def test_an_unplanned_store_never_opens(seed: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -563,12 +427,7 @@ REFUSALS: list[Refusal] = [
     (pairs, {"columns": {"image": "{}_image", "x": "{}_x"}}, FormatError, "no entry '0000_x'.* for 'x'"),
     (pairs, {"columns": {"image": "{}_image[]"}}, ConfigError, r"keys of LMDB have no \[\]"),
     (pairs, {"database": "x"}, ConfigError, "no database 'x'"),
-    (
-        lambda path: put(path, [(b"a", JPEGS[0])], database=b"t"),
-        {},
-        ConfigError,
-        "pass one of them: database='t'",
-    ),
+    (lambda path: put(path, [(b"a", JPEGS[0])], database=b"t"), {}, ConfigError, "pass one of them: database='t'"),
     (lambda path: put(path, []), {}, FormatError, "it is empty"),
     (lambda path: pickled(path, []), {"layout": "pickled"}, FormatError, "no record from which to infer the fields"),
     (
@@ -628,10 +487,7 @@ def test_unreadable_records_are_record_errors(tmp_path: Path) -> None:
     whole = datum(bytes(12), 3, (3, 2, 2))
     wrong = [whole[:-3], whole[:9], b"", datum(bytes(11), 3, (3, 2, 2)), b"\xff" * 30, datum(JPEGS[0], 1, encoded=True)]
     messages = [whole] * 5 + [wrong.pop()] + [whole] * 200 + [part for each in wrong for part in (each, whole, whole)]
-    assert sorted(faults(caffe(tmp_path / "c", messages), layout="caffe")) == [
-        5,
-        *range(206, 221, 3),
-    ]
+    assert sorted(faults(caffe(tmp_path / "c", messages), layout="caffe")) == [5, *range(206, 221, 3)]
 
 
 def test_counts_that_do_not_fit_open_by_a_pattern(tmp_path: Path) -> None:
@@ -652,12 +508,9 @@ def test_counts_that_do_not_fit_open_by_a_pattern(tmp_path: Path) -> None:
     assert storeds.info(str(lexicon)).unread == ["key 'lexicon': 'x'"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["tuples", "json-in-gzip-with-images-in-base64", "msgpack-in-lz4", "npz", "datum-raw", "ocr"],
-)
+@pytest.mark.parametrize("name", ["tuples", "json-in-gzip-with-images-in-base64", "ocr"])
 def test_mutated_stores_give_the_same_data_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    """In a full run, 1,050 times: values are changed, cut and swapped. Records of entries that stay read as before."""
+    """In a full run, 150 times: values are changed, cut and swapped. Records of entries that stay read as before."""
     case, draw = LMDB[name], random.Random(f"{SEED} {name}")
     source = tmp_path / "s"
     truth = {fingerprint([record]) for record in case.write(source)}
@@ -713,10 +566,10 @@ def test_the_key_index_is_built_once_and_found_again(
 
 
 def test_the_key_index_is_neither_mapped_nor_kept_open(tmp_path: Path, cache: Path) -> None:
-    put(tmp_path / "s", ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(100_000)))
+    put(tmp_path / "s", ((b"%07d.jpg" % n, JPEGS[0][:64]) for n in range(3000)))
     with storeds.open_backend(tmp_path / "s") as backend:
         (index,) = cache.iterdir()
-        asked = np.random.default_rng(0).integers(0, 100_000, 3000).tolist()
+        asked = np.random.default_rng(0).integers(0, 3000, 300).tolist()
         assert backend.get_many(asked, ["key"]) == [{"key": f"{n:07}.jpg"} for n in asked]
         assert str(index) not in Path("/proc/self/maps").read_text()
         open_files = {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
@@ -754,36 +607,7 @@ def test_the_kernel_reads_ahead_where_values_are_large(
         assert noted[-1] is wanted
 
 
-@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/data.mdb", "lmdb://{}", "lmdb://{}/", "lmdb://{}/data.mdb"])
+@pytest.mark.parametrize("spelling", ["{}", "{}/data.mdb", "lmdb://{}/", "lmdb://{}/data.mdb"])
 def test_an_environment_opens_in_every_spelling(spelling: str, tmp_path: Path) -> None:
     basicsr(tmp_path / "ours", {"b.png": JPEGS[0], "a.png": JPEGS[1]})
     assert [record["key"] for record in records_of(spelling.format(tmp_path / "ours"))] == ["b", "a"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "read"),
-    [
-        ({"x": "x-{}"}, {"x_a_b": 0, "x_a_b_2": 1}),
-        ({"x": "x-{}", "x_a_b": "z-{}"}, {"x_a_b_2": 0, "x_a_b_3": 1, "x_a_b": 2}),
-        ({"x_a_b": "z-{}", "x": "x-{}"}, {"x_a_b": 2, "x_a_b_2": 0, "x_a_b_3": 1}),
-        ({"*": "x-{}", "a_b": "z-{}"}, {"a_b_2": 1, "a_b_3": 0, "a_b": 2}),
-    ],
-)
-def test_entries_of_mappings_whose_names_meet_are_all_read(
-    columns: dict[str, str], read: dict[str, float], tmp_path: Path
-) -> None:
-    first, second, other = (np.full(2, number, np.float32) for number in range(3))
-    values = {b"x": {"a b": first, "a_b": second}, b"z": other}
-    put(tmp_path, [(b"%s-%d" % (name, n), pickle.dumps(value)) for n in range(4) for name, value in values.items()])
-    with storeds.open_backend(f"lmdb://{tmp_path}", columns=columns) as backend:
-        records: list[Any] = backend.get_many([1])
-    assert {name: value.tolist() for name, value in records[0].items() if name != "key"} == {
-        name: [number] * 2 for name, number in read.items()
-    }
-
-
-def test_a_worker_finds_again_what_no_record_holds(tmp_path: Path) -> None:
-    put(tmp_path, [(b"note", b"hello"), *((b"x-%d" % n, JPEGS[0]) for n in range(4))])
-    with storeds.open_backend(f"lmdb://{tmp_path}", columns={"image": "x-{}"}) as backend:
-        stores: list[Any] = [backend, pickle.loads(pickle.dumps(backend))]
-        assert [[*store.describe().unread] for store in stores] == [["key 'note': 'hello'"]] * 2

@@ -37,7 +37,18 @@ FILTERS: list[dict[str, Any]] = [
     {"compression": "gzip", "shuffle": True, "fletcher32": True},
     {"compression": "lzf"},
 ]
-DTYPES = ["u1", "<i2", ">i4", "<f4", ">f8", "<c16", "?", "S5", "V3", [("n", ">i2"), ("name", "S4"), ("x", "<f8", (2,))]]
+DTYPES: list[Any] = [
+    "u1",
+    "<i2",
+    ">i4",
+    "<f4",
+    ">f8",
+    "<c16",
+    "?",
+    "S5",
+    "V3",
+    [("n", ">i2"), ("name", "S4"), ("x", "<f8", (2,))],
+]
 
 
 @pytest.fixture
@@ -94,57 +105,45 @@ class TestSameValues:
     """For any filters, chunk shapes, dtypes and rows."""
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(
-        how=st.sampled_from(FILTERS),
-        dtype=st.sampled_from(DTYPES),
-        count=st.integers(1, 40),
-        per_chunk=st.integers(1, 17),
-        inner=st.sampled_from([(), (3,), (4, 2)]),
-        libver=st.sampled_from(["earliest", "latest"]),
-        grows=st.booleans(),
-        splits_rows=st.booleans(),
-        cache_bytes=st.sampled_from([0, 64, 8 << 20]),
-        draw=st.data(),
-    )
-    def test_as_h5py_reads_them(
-        self,
-        tmp_path_factory: pytest.TempPathFactory,
-        how: dict[str, Any],
-        dtype: Any,
-        count: int,
-        per_chunk: int,
-        inner: tuple[int, ...],
-        libver: str,
-        grows: bool,
-        splits_rows: bool,
-        cache_bytes: int,
-        draw: st.DataObject,
-    ) -> None:
-        path = tmp_path_factory.getbasetemp() / "any.h5"
+    @given(st.data())
+    def test_as_h5py_reads_them(self, path: Path, data: st.DataObject) -> None:
+        draw = data.draw
+        how, dtype = draw(st.sampled_from(FILTERS)), draw(st.sampled_from(DTYPES))
+        count, per_chunk = draw(st.integers(1, 40)), draw(st.integers(1, 17))
+        inner: tuple[int, ...] = draw(st.sampled_from([(), (3,), (4, 2)]))
+        grows, splits_rows = draw(st.booleans()), draw(st.booleans())
         size = np.dtype(dtype).itemsize * int(np.prod(inner))
         raw = np.random.default_rng(count).integers(1, 5, count * size, "u1")
-        data = raw.view("?" if dtype == "?" else dtype).reshape(count, *inner)
-        per_chunk = per_chunk if grows else min(per_chunk, count)
-        chunks = (per_chunk, *((2,) * len(inner) if splits_rows else inner))
-        write(path, data, chunks, libver=libver, **how, maxshape=(None, *inner) if grows else None)
-        edges = draw.draw(st.lists(st.integers(0, count), max_size=12).map(sorted))
+        values = raw.view("?" if dtype == "?" else dtype).reshape(count, *inner)
+        chunks = (per_chunk if grows else min(per_chunk, count), *((2,) * len(inner) if splits_rows else inner))
+        libver = draw(st.sampled_from(["earliest", "latest"]))
+        write(path, values, chunks, libver=libver, **how, maxshape=(None, *inner) if grows else None)
+        edges = draw(st.lists(st.integers(0, count), max_size=12).map(sorted))
         spans = list(zip(edges[::2], edges[1::2], strict=False))
-        at = draw.draw(st.lists(st.integers(0, count - 1), max_size=20))
-        with h5py.File(path) as file, rows_of(path, cache_bytes=cache_bytes) as rows:
+        at = draw(st.lists(st.integers(0, count - 1), max_size=20))
+        kept = draw(st.sampled_from([0, 64, 8 << 20]))
+        with h5py.File(path) as file, rows_of(path, cache_bytes=kept) as rows:
             expected = file["x"][()]
             for ranges in (spans, [(one, one + 1) for one in sorted(at)], [(0, count)]):
                 assert rows.read(ranges) == [expected[start:stop].tobytes() for start, stop in ranges]
 
-    @pytest.mark.parametrize("how", FILTERS[:2], ids=["plain", "gzip"])
-    def test_unwritten_chunks_hold_the_fill_value(self, path: Path, how: dict[str, Any]) -> None:
+    def test_unwritten_chunks_hold_the_fill_value(self, path: Path) -> None:
         with h5py.File(path, "w") as file:
-            file.create_dataset("x", (12, 2), "<i2", chunks=(3, 2), fillvalue=7, **how)[3:6] = 1
+            file.create_dataset("x", (12, 2), "<i2", chunks=(3, 2), fillvalue=7, compression="gzip")[3:6] = 1
         with rows_of(path) as rows:
             assert np.frombuffer(b"".join(one_by_one(rows)), "<i2").tolist() == [7] * 6 + [1] * 6 + [7] * 12
 
-    @pytest.mark.parametrize("count", [20, 20_000])
-    @pytest.mark.parametrize("how", [{}, *FILTERS[1:3], {"compression": "gzip", "shuffle": True}, FILTERS[-1]])
-    @pytest.mark.parametrize("dtype", [h5py.string_dtype(), h5py.vlen_dtype("u1"), h5py.vlen_dtype("<f8")])
+    @pytest.mark.parametrize(
+        ("count", "how", "dtype"),
+        [
+            (20, {}, h5py.string_dtype()),
+            (20_000, {"compression": "gzip", "shuffle": True}, h5py.string_dtype()),
+            (20_000, {}, h5py.vlen_dtype("u1")),
+            (20, FILTERS[1], h5py.vlen_dtype("<f8")),
+            (20, FILTERS[-1], h5py.vlen_dtype("u1")),
+        ],
+        ids=["texts", "texts-gzip-shuffle", "bytes", "floats-gzip", "bytes-lzf"],
+    )
     def test_items_of_variable_length(self, path: Path, count: int, how: dict[str, Any], dtype: Any) -> None:
         items = ["é" * (at % 7) if h5py.check_string_dtype(dtype) else np.arange(at % 7) for at in range(count)]
         with h5py.File(path, "w") as file:
@@ -161,8 +160,11 @@ class TestSameValues:
 class TestDamage:
     """A damaged chunk makes its own records bad, and no others."""
 
-    @pytest.mark.parametrize("cache_bytes", [0, 8 << 20])
-    @pytest.mark.parametrize("how", [*FILTERS[1:2], *FILTERS[3:]], ids=lambda how: "+".join(how))
+    @pytest.mark.parametrize(
+        ("how", "cache_bytes"),
+        [*zip((FILTERS[1], *FILTERS[3:]), (0, 8 << 20, 0, 8 << 20), strict=True)],
+        ids=["gzip", "fletcher32", "gzip+shuffle+fletcher32", "lzf"],
+    )
     def test_overwritten_chunk(self, path: Path, how: dict[str, Any], cache_bytes: int) -> None:
         data = noise(20, 7, 5, dtype="<i2") // 64  # of few values, so that lzf compresses them
         write(path, data, 4, **how)
@@ -171,8 +173,7 @@ class TestDamage:
             for positions in (range(20), [19, 9, 0, 8, 7]):
                 check_records(backend, positions, data, bad=range(8, 12))
 
-    @pytest.mark.parametrize("per_chunk", [1, 4])
-    @pytest.mark.parametrize("how", [how for how in FILTERS if "compression" in how and how["compression"] == "gzip"])
+    @pytest.mark.parametrize(("how", "per_chunk"), [(FILTERS[1], 1), (FILTERS[4], 4)], ids=["gzip", "all filters"])
     def test_chunk_that_inflates_to_too_few_bytes(self, path: Path, how: dict[str, Any], per_chunk: int) -> None:
         """HDF5 2.0 returns stray memory for it."""
         data = noise(8, 60, 50, dtype="<i2")
@@ -209,7 +210,7 @@ class TestDamage:
                 backend.get_many([0, 19])  # libhdf5 returns zeros from behind the end
 
 
-_BOMB = 300 << 20
+_BOMB = 100 << 20
 _READ_BOMBS = """
 import resource, sys, storeds
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -249,7 +250,6 @@ def test_no_chunk_inflates_to_more_than_its_size(tmp_path: Path) -> None:
     checked = raw + bytes(4)
     paths = [
         bomb(tmp_path / "gzip.h5", raw, compression="gzip"),
-        bomb(tmp_path / "shuffle.h5", raw, compression="gzip", shuffle=True),
         bomb(tmp_path / "checked.h5", checked, compression="gzip", fletcher32=True),
         bomb(tmp_path / "masked.h5", raw, 0b01, compression="gzip", shuffle=True),
         bomb(tmp_path / "twice.h5", zlib.compress(raw), filters=[deflate, deflate]),
@@ -265,13 +265,12 @@ def test_no_chunk_inflates_to_more_than_its_size(tmp_path: Path) -> None:
     assert int(grown) < _BOMB >> 21  # MiB; a half of one bomb
 
 
-@pytest.mark.parametrize("how", [{}, {"compression": "gzip"}, {"compression": "lzf"}])
-@pytest.mark.parametrize("dtype", ["u1", "S3", h5py.string_dtype()])
-def test_values_that_were_never_written_take_no_memory(path: Path, how: dict[str, Any], dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", ["u1", h5py.string_dtype()], ids=["bytes", "texts"])
+def test_values_that_were_never_written_take_no_memory(path: Path, dtype: Any) -> None:
     with h5py.File(path, "w") as file:
-        file.create_dataset("rows", (1 << 34,), dtype, chunks=(1 << 24,), **how)
+        file.create_dataset("rows", (1 << 34,), dtype, chunks=(1 << 24,), compression="gzip")
         if dtype == "u1":
-            file.create_dataset("row", (2, 1 << 15, 1 << 15), dtype, chunks=(1, 1 << 12, 1 << 12), **how)
+            file.create_dataset("row", (2, 1 << 15, 1 << 15), dtype, chunks=(1, 1 << 12, 1 << 12))
     with open_backend(path, columns={"x": "rows[]"}) as store:
         tracemalloc.start()
         try:

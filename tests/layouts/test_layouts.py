@@ -19,6 +19,7 @@ from _foreign_mongodb import MONGODB
 from _layout_case import LayoutCase, Truth, lines_of
 from _verdicts import unjudged
 from conftest import with_path
+from mask_files import write as write_files
 from storeds.protocols import SupportsKeys
 from storeds.testing import assert_same, fingerprint
 
@@ -101,15 +102,19 @@ class Batches(Dataset[str]):
         return fingerprint(store.get_many(disorder(len(store))))
 
 
-@pytest.mark.parametrize("start", ["spawn", "fork"])
-def test_workers_read_the_same(start: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_fresh_process_reads_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
     written = {name: write(case, tmp_path_factory.mktemp("store")) for name, case in FILES.items()}
     stores = [storeds.open_backend(url, **FILES[name].arguments) for name, (url, _) in written.items()]
+    stores.append(
+        storeds.open_backend(write_files(tmp_path_factory.mktemp("folder"), {f"a/{n}.jpg": n for n in range(3)}))
+    )
     for store in stores:
-        store.get_many([0])  # used before the workers start
-    loader: Any = DataLoader(Batches(stores), batch_size=None, num_workers=1, multiprocessing_context=start)
+        store.get_many([0])  # used before the worker starts
+    loader: Any = DataLoader(Batches(stores), batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    *found, of_folder = loader
     expected = {name: fingerprint([truth[at] for at in disorder(len(truth))]) for name, (_, truth) in written.items()}
-    assert dict(zip(written, loader, strict=True)) == expected
+    assert dict(zip(written, found, strict=True)) == expected
+    assert of_folder == Batches(stores)[len(stores) - 1]
 
 
 @pytest.mark.parametrize("name", [name for name, case in FILES.items() if not case.is_certain])

@@ -15,9 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-import storeds
 from _foreign_lmdb import numbered
-from conftest import with_path
+from make_store import make_store
 from photographs import saved
 from storeds import StoreDataset, errors
 
@@ -37,34 +36,11 @@ BOXES_ROLE = {"role": "boxes", "format": "xywh"}
 NAMES_ROLE = {"role": "labels", "classes": CLASSES}
 
 
-def objects(number: int) -> list[dict[str, Any]]:
-    pairs = zip(BOXES[number], LABELS[number], strict=True)
-    return [{"bbox": box.tolist(), "category": CLASSES[label], "iscrowd": 0} for box, label in pairs]
-
-
 Case = tuple[Any, dict[str, Any]]
 """What to open, and the arguments of StoreDataset."""
 
 
-def documents(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
-    request.getfixturevalue("database")["photos"].insert_many(
-        {
-            "_id": number,
-            "file": {"data": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))},
-            "objects": objects(number),
-        }
-        for number in range(COUNT)
-    )
-    columns = {"photo": "file.data", "seg": "file.mask", "objects": "objects"}
-    return with_path(request.getfixturevalue("mongodb_database"), "photos"), {
-        "layout": "query",
-        "options": {"columns": columns},
-        "fields": {"image": "photo", "mask": "seg", "boxes": "objects[].bbox", "labels": "objects[].category"},
-        "roles": {"mask": "mask", "boxes": BOXES_ROLE, "labels": NAMES_ROLE},
-    }
-
-
-def pickled(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+def pickled(tmp_path: Path) -> Case:
     values = [
         {"img": PICTURES[n], "seg": MASKS[n], "bbox": BOXES[n].tolist(), "cls": LABELS[n].tolist()}
         for n in range(COUNT)
@@ -75,7 +51,7 @@ def pickled(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     }
 
 
-def groups_of_pixels(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
+def groups_of_pixels(tmp_path: Path) -> Case:
     with h5py.File(tmp_path / "pixels.h5", "w") as file:
         for number in range(COUNT):
             group = file.create_group(f"sample_{number}")
@@ -89,13 +65,6 @@ def groups_of_pixels(tmp_path: Path, request: pytest.FixtureRequest) -> Case:
     }
 
 
-CASES: dict[str, Callable[[Path, pytest.FixtureRequest], Case]] = {
-    "documents": documents,
-    "pickled": pickled,
-    "groups of pixels": groups_of_pixels,
-}
-
-
 @pytest.fixture(scope="module")
 def native() -> str:
     fields = {
@@ -104,22 +73,15 @@ def native() -> str:
         "boxes": {"kind": "array", "dtype": "float32", "shape": [None, 4], **BOXES_ROLE},
         "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
     }
-    with storeds.open_writer("memory://layouts-native", fields, overwrite=True) as writer:
-        for number in range(COUNT):
-            masked = {"image": PICTURES[number], "mask": saved(Image.fromarray(MASKS[number]))}
-            writer.append([{**masked, "boxes": BOXES[number], "labels": LABELS[number]}])
-        writer.publish(attrs={"classes": CLASSES})
-    return "memory://layouts-native"
+    columns = zip(PICTURES, [saved(Image.fromarray(mask)) for mask in MASKS], BOXES, LABELS, strict=True)
+    return make_store(fields, (dict(zip(fields, row, strict=True)) for row in columns), attrs={"classes": CLASSES})
 
 
-@pytest.mark.parametrize("transforms", [None, TRANSFORMS], ids=["stored", "transformed"])
-@pytest.mark.parametrize("name", CASES)
-def test_samples_are_those_of_a_native_store(
-    name: str, transforms: Any, native: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    expected = StoreDataset(native, transforms=transforms, seed=2)
-    source, settings = CASES[name](tmp_path, request)
-    dataset = StoreDataset(source, **settings, transforms=transforms, seed=2)
+@pytest.mark.parametrize("make", [pickled, groups_of_pixels])
+def test_samples_are_those_of_a_native_store(make: Callable[[Path], Case], native: str, tmp_path: Path) -> None:
+    expected = StoreDataset(native, transforms=TRANSFORMS, seed=2)
+    source, settings = make(tmp_path)
+    dataset = StoreDataset(source, **settings, transforms=TRANSFORMS, seed=2)
     assert len(dataset) == COUNT
     for sample, other in zip(dataset[:], expected[:], strict=True):
         assert len(sample) == 4
@@ -132,11 +94,8 @@ def test_samples_are_those_of_a_native_store(
     ("value", "says"),
     [
         (b"\x00\x01\x02", "do not tell their type"),
-        ("[[1, 2", "do not tell their type"),
-        ([1.0, 2, 3], "boxes are rows of 4 numbers"),
         ([[1, 2, 3, 4], [1, 2]], "boxes are rows of 4 numbers"),
         ([["a", "b", "c", "d"]], "boxes are rows of 4 numbers"),
-        ({"x": 1}, "boxes are rows of 4 numbers"),
     ],
 )
 def test_rows_of_an_unclear_form_are_refused(value: Any, says: str, tmp_path: Path) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import storeds
 from storeds.errors import ConfigError
 from storeds.layouts.pattern import Place, Template, escaped, natural_order, parse_pattern, shared_names
 
@@ -70,12 +66,6 @@ def test_every_form_of_a_pattern_is_the_same(given: Any) -> None:
     for again in (str(pattern), pattern.to_json(), pattern, pickle.loads(pickle.dumps(pattern))):
         assert parse_pattern(again) == pattern
     assert hash(parse_pattern(json.dumps(pattern.to_json()))) == hash(pattern)
-
-
-def test_a_table_declares_a_field() -> None:
-    pattern = parse_pattern({"x": {"path": "x-{}", "kind": "array", "dtype": "float32", "shape": [3]}, "y": "y-{}"})
-    ((name, field),) = pattern.kinds
-    assert (name, field.kind, field.dtype, field.shape) == ("x", "array", "<f4", (3,))
 
 
 # Text, where the mark is, and words of the message.
@@ -208,17 +198,3 @@ def test_marks_that_belong_to_a_name_are_doubled(name: str) -> None:
         assert (place.file, place.path.fill({}), place.attribute) == (f"{name}.h5", "y", f"x{name}")
     ((_, place),) = parse_pattern({"f": f"{escaped(name, attributes=False)}"}, attributes=False).places
     assert place.path.fill({}) == name
-
-
-def test_a_dataset_with_marks_in_its_name_opens(tmp_path: Path) -> None:
-    pixels = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file["img@2x"], file["label::0"], file["other"] = pixels, [0, 1, 2], [7.0]
-    columns = {"image": "img@@2x[]", "label": "label::::0[]"}
-    with storeds.open_backend(tmp_path / "x.h5", columns=columns) as backend:
-        records: list[Any] = backend.get_many(range(3))
-    assert [(each["image"].tolist(), each["label"]) for each in records] == [
-        (image.tolist(), label) for label, image in enumerate(pixels)
-    ]
-    with pytest.raises(ConfigError, match="'img_2x': 'img@@2x\\[\\]', 'label_0': 'label::::0\\[\\]'"):
-        storeds.open_backend(tmp_path / "x.h5")

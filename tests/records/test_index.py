@@ -19,9 +19,7 @@ DAY = 86_400
 
 
 @pytest.mark.parametrize("variable", ["STOREDS_CACHE", "XDG_CACHE_HOME", "HOME"])
-def test_lists_that_nobody_opened_for_a_month_are_removed_when_another_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_lists_are_removed_after_a_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     for name in ("STOREDS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path))

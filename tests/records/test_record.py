@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -86,11 +86,7 @@ def sealed(packed: bytes, position: int = 0) -> bytes:
     return packed + SEALS.seal(checksum(packed), position)
 
 
-def opened(codec: RecordCodec, stored: bytes) -> dict[str, Any]:
-    return opened_all(codec, [stored])[0]
-
-
-def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[dict[str, Any]]:
+def opened(codec: RecordCodec, *stored: bytes) -> list[dict[str, Any]]:
     maps, digests, seals = Rows.of_sealed(memoryview(each) for each in stored)
     for at, found in enumerate(maps):
         digest, seal = digests[8 * at : 8 * at + 8], seals[8 * at : 8 * at + 8]
@@ -101,10 +97,7 @@ def opened_all(codec: RecordCodec, stored: Sequence[bytes | bytearray]) -> list[
     return [codec.to_user_values(found) for found in maps]
 
 
-# What comes back. The kit of every engine tests more, see storeds.testing
-
-
-# What is refused
+# What is refused. The kit of every engine tests what comes back, see storeds.testing
 
 
 @pytest.mark.parametrize(
@@ -144,12 +137,7 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     made = RecordCodec(parse_fields(EVERY))
     grid = record["grid"]
     plain = {
-        "image": record["image"],
-        "raw": record["raw"],
-        "name": record["name"],
-        "label": record["label"],
-        "weight": record["weight"],
-        "good": record["good"],
+        **record,
         "grid": ["<f4", list(grid.shape), grid.tobytes()],
         "note": json.dumps(record["note"], sort_keys=True, ensure_ascii=False, separators=(",", ":")),
     }
@@ -159,7 +147,7 @@ def test_the_checksum_is_xxh3_of_the_plain_msgpack_map(record: dict[str, Any]) -
     assert packed == expected
     assert checksum(packed) == digest
     assert sealed(packed, 3) == packed + (int.from_bytes(digest, "big") ^ SEALS.salt ^ 3).to_bytes(8, "big")
-    for back in (made.unpack(packed), *opened_all(made, [sealed(packed), sealed(packed, 1)])):
+    for back in (made.unpack(packed), *opened(made, sealed(packed), sealed(packed, 1))):
         assert list(back) == list(EVERY)
         assert made.pack(made.canonical(back)) == packed
         assert back["grid"].flags.writeable

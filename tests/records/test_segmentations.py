@@ -84,7 +84,6 @@ FAULTS: list[tuple[Any, str]] = [
     ([1, 2, 3, 4, 5, 6], "a polygon is a list, not int"),
     ([[1, 2, 3, 4]], "a polygon has an even number of coordinates, at least 6, not 4"),
     ([[1, 2, 3, 4, 5, "x"]], "the coordinates of a polygon are finite numbers, not [1, 2, 3, 4, 5, 'x']"),
-    ([[1, 2, 3, 4, 5, float("nan")]], "finite numbers"),
     ([[1, 2, 3, 4, 5.5, 10**400]], "finite numbers"),
     ([[1, 2, 3, 4, 5, 1e12]], "a polygon reaches from 1 to 1e+12, which is far outside the image"),
     ({"counts": [24]}, "a run-length encoding has the keys size and counts, not counts"),
@@ -109,7 +108,7 @@ def test_writers_and_readers_refuse_the_same_masks(mask: Any, fault: str) -> Non
     with pytest.raises(ValueError, match="field 'mask', row 1: ") as drawn:
         rasterised([TRIANGLE, mask], 4, 6)
     assert fault in str(drawn.value)
-    if "10000" not in str(mask) and "nan" not in str(mask):  # which JSON cannot hold in a store
+    if "10000" not in str(mask):  # which JSON cannot hold in a store
         with pytest.raises(RecordError, match="record 0.*field 'masks', row 1: ") as written:
             one_image([TRIANGLE, mask], MASKS)
         assert fault in str(written.value)

@@ -247,17 +247,6 @@ def video_jpegs(path: Path) -> Truth:
     return _videos("image", blob, lambda name, frame: {"time": frame / 25, "label": ORDER.index(name), "fps": 25.0})
 
 
-def video_arrays(path: Path) -> Truth:
-    """An array (T, H, W, C) for each video."""
-    every, values = pixels(10), dict[str, Any]()
-    for number, name in enumerate(ORDER):
-        frames = every[number : number + LENGTHS[name]]
-        values[f"videos/{name}/rgb"] = {"data": frames, "chunks": (1, 16, 24, 3)}
-        values[f"videos/{name}@caption"] = name.upper()
-    write(path, values)
-    return _videos("array", lambda at: every[at], lambda name, frame: {"caption": name.upper()})
-
-
 def video_numbered(path: Path) -> Truth:
     """A dataset for each frame, `8` … `12`, in each video's group."""
     values: dict[str, Any] = {}
@@ -308,15 +297,6 @@ def sample_groups(path: Path) -> Truth:
     return truth
 
 
-def sample_groups_with_attributes(path: Path) -> Truth:
-    """`/0/img` …; the label is an attribute of the group."""
-    images, values = pixels(), dict[str, Any]()
-    for at in ROWS:
-        values |= {f"{at}/img": {"data": images[at], "compression": "gzip"}, f"{at}@label": at % 3}
-    write(path, values)
-    return rows_of({"img": images, "key": map(str, ROWS), "label": np.arange(N) % 3})
-
-
 def numbered_pairs(path: Path) -> Truth:
     """`/image_0`, `/label_0`, `/image_1` …, of different sizes, each image with an attribute."""
     images, values = [pixels(1, (8 + at, 9))[0] for at in ROWS], dict[str, Any]()
@@ -352,7 +332,6 @@ _PRESETS: list[tuple[Callable[[Path], Truth], str]] = [
     (aloha_compressed, "parallel"),
     (video_numbered, "per_video"),
     (sample_groups, "per_sample"),
-    (sample_groups_with_attributes, "per_sample"),
 ]
 
 HDF5: dict[str, LayoutCase] = {
@@ -365,7 +344,6 @@ HDF5: dict[str, LayoutCase] = {
     "many_files": LayoutCase(many_files, "concatenated", file="store.h5", url="store_*.h5"),
     "robomimic": LayoutCase(robomimic, "per_episode", file="store.h5"),
     "video_jpegs": LayoutCase(video_jpegs, "per_video", file="store.h5"),
-    "video_arrays": LayoutCase(video_arrays, "per_video", file="store.h5"),
     # These need a line.
     **{
         write.__name__: LayoutCase(write, "columns", {"columns": columns}, False, "store.h5")

@@ -19,7 +19,7 @@ import storeds
 from _writing import fork
 from make_store import make_store
 from storeds.errors import ConfigError, RecordError, StoredsError
-from storeds.protocols import Array, Backend, SupportsBatchArrays
+from storeds.protocols import Backend
 from storeds.testing import frozen
 
 DEADLINE = 60  # seconds per damage; longer means a hang, not a slow machine
@@ -144,68 +144,6 @@ def _judge_values(found: list[Any], columns: dict[str, Any], truth: Truth) -> st
             return f"WRONG column {name}: {column}"
     refused = any(isinstance(column, StoredsError) for column in columns.values())
     return "some records" if bad else "some columns" if refused else "intact"
-
-
-def judge_in_parts(url: str, truth: Truth) -> str:
-    """Do what `judge` does, and read some fields, arrays, targets and a selection, each with a handle of its own.
-
-    So no way of reading profits from what another one checked.
-    """
-    for name, is_right in _PARTS.items():
-        try:
-            with storeds.open_backend(url) as backend:
-                if not is_right(backend, truth):
-                    return f"WRONG {name}"
-        except StoredsError:
-            pass
-        except BaseException as error:
-            return f"WRONG exception {type(error).__name__} of {name}: {error}"
-    return judge(url, truth)
-
-
-def _has_fields(backend: Backend, truth: Truth, *, names: list[str]) -> bool:
-    found = backend.get_many(range(len(backend)), names)
-    expected = [("dict", [pair for pair in record[1] if pair[0] in names]) for record in truth.records]
-    return all(isinstance(one, RecordError) or value_of(one) == expected[at] for at, one in enumerate(found))
-
-
-def _has_each(backend: Backend, truth: Truth) -> bool:
-    found = [backend.get_many([at])[0] for at in range(len(backend))]
-    return all(isinstance(one, RecordError) or value_of(one) == truth.records[at] for at, one in enumerate(found))
-
-
-def _labels(truth: Truth) -> Array:
-    _, dtype, _, _, data = truth.columns["label"]
-    return np.frombuffer(data, dtype)
-
-
-def _has_arrays(backend: Backend, truth: Truth) -> bool:
-    if not isinstance(backend, SupportsBatchArrays):
-        return True
-    found = backend.get_arrays(range(0, len(backend), 7), ["label"])
-    return bool(np.array_equal(found["label"], _labels(truth)[::7]))
-
-
-def _has_targets(backend: Backend, truth: Truth) -> bool:
-    return bool(list(storeds.StoreDataset(backend, decode="bytes").targets) == _labels(truth).tolist())
-
-
-def _selects(backend: Backend, truth: Truth) -> bool:
-    wanted = _labels(truth)[[7, -9]].tolist()
-    dataset = storeds.StoreDataset(backend, fields=["label"], reader="array", where={"label": wanted})
-    return bool([int(label) for (label,) in dataset[:]] == wanted)
-
-
-_PARTS: dict[str, Callable[[Backend, Truth], bool]] = {
-    **{
-        str(names): functools.partial(_has_fields, names=names)
-        for names in (["label"], ["name", "weight"], ["note"], ["fixed", "good"])
-    },
-    "one by one": _has_each,
-    "arrays": _has_arrays,
-    "targets": _has_targets,
-    "where": _selects,
-}
 
 
 def survey(

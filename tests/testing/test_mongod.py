@@ -30,33 +30,22 @@ def ends(pidfd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Make `find_mongod` return a shell script."""
-    path = tmp_path / "mongod"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("STOREDS_MONGOD", str(path))
-
-
-def test_it_answers_at_once_and_keeps_its_data(tmp_path: Path) -> None:
-    with run_mongod(tmp_path) as uri:
+def test_it_answers_at_once_and_keeps_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with run_mongod("server") as uri:
         client: pymongo.MongoClient[Any] = pymongo.MongoClient(uri)
         with client:
             client.db.things.insert_one({"_id": 1})
-        pidfd = os.pidfd_open(server_pid(uri))
+        pid = server_pid(uri)
+        # A server ends when somebody deletes its working directory.
+        assert Path(f"/proc/{pid}/cwd").readlink() == tmp_path / "server"
+        pidfd = os.pidfd_open(pid)
     assert ends(pidfd, 0)
     os.close(pidfd)
-    with run_mongod(tmp_path, "--setParameter", "diagnosticDataCollectionEnabled=false") as uri:
+    with run_mongod("server", "--setParameter", "diagnosticDataCollectionEnabled=false") as uri:
         client = pymongo.MongoClient(uri)
         with client:
             assert client.db.things.count_documents({}) == 1
-
-
-def test_its_working_directory_is_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server ends when somebody deletes its working directory."""
-    monkeypatch.chdir(tmp_path)
-    with run_mongod("server") as uri:
-        assert Path(f"/proc/{server_pid(uri)}/cwd").readlink() == tmp_path / "server"
 
 
 def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
@@ -85,14 +74,15 @@ def test_without_a_server_it_says_what_to_install(tmp_path: Path, monkeypatch: p
         pass
 
 
-def test_a_server_that_ends_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, monkeypatch, "echo the disk is on fire; exit 3")
-    with pytest.raises(UnavailableError, match="(?s)status 3.*the disk is on fire"), run_mongod(tmp_path / "data"):
+@pytest.mark.parametrize(("status", "starts"), [(3, 1), (48, 3)], ids=["ends", "port taken"])
+def test_a_server_that_ends_shows_its_log(
+    status: int, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mongod"
+    path.write_text(f"#!/bin/sh\necho the disk is on fire; exit {status}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("STOREDS_MONGOD", str(path))
+    says = f"(?s)status {status}.*the disk is on fire"
+    with pytest.raises(UnavailableError, match=says), run_mongod(tmp_path / "data"):
         pass
-
-
-def test_a_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, monkeypatch, "echo started; exit 48")
-    with pytest.raises(UnavailableError, match="status 48"), run_mongod(tmp_path / "data"):
-        pass
-    assert (tmp_path / "data" / "out").read_text().count("started") == 3
+    assert (tmp_path / "data" / "out").read_text().count("fire") == starts

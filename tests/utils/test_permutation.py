@@ -90,20 +90,20 @@ class TestQuality:
 
     @pytest.mark.parametrize("count", [2, 3, 4])
     def test_all_orders_are_equally_frequent(self, count: int) -> None:
-        found = Counter(tuple(listed(order(count, seed, 1))) for seed in range(4800))
+        found = Counter(tuple(listed(order(count, seed, 1))) for seed in range(2400))
         assert len(found) == [2, 6, 24][count - 2]
         self.assert_fair(np.array(list(found.values())), len(found) - 1)
 
-    @pytest.mark.parametrize("count", [5, 17, 64, 65, 128])
+    @pytest.mark.parametrize("count", [5, 64, 65])
     def test_every_element_is_equally_often_at_every_position(self, count: int) -> None:
         at = np.arange(count)
         where, steps = np.zeros((count, count), np.int64), np.zeros(count, np.int64)
-        for epoch in range(1500):
+        for epoch in range(800):
             shuffled = np.array(listed(order(count, 3, epoch)))
             where[at, shuffled] += 1
             np.add.at(steps, (shuffled[1:] - shuffled[:-1]) % count, 1)
         self.assert_fair(where, (count - 1) ** 2)
-        assert abs(np.trace(where) / 1500 - 1) < 0.15  # fixed points
+        assert abs(np.trace(where) / 800 - 1) < 0.2  # fixed points
         assert steps[0] == 0
         self.assert_fair(steps[1:], count - 2)  # the next element tells nothing
 

