@@ -17,7 +17,7 @@ from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.protocols import Array, Box
 from storeds.records.parts import StoredArray
 
-__all__ = ["BoxedArray", "Boxes"]
+__all__ = ["BoxedArray", "Boxes", "boxes_of"]
 
 _PAGE = 4096  # bytes; skipping fewer of them costs more than reading them
 _MOST = 1 << 18  # bytes that one call reads, which fit in the cache of a processor
@@ -42,6 +42,11 @@ class BoxedArray(StoredArray):
         return [each if isinstance(each, ValueError) else each[0] for each in found]
 
 
+def boxes_of(files: Hdf5Files, name: str, path: str) -> Boxes:
+    """Return the boxes of a dataset of a file."""
+    return Boxes(files, files.dataset(name, path))
+
+
 class Boxes:
     """The boxes of a dataset of numbers.
 
@@ -51,10 +56,11 @@ class Boxes:
 
     def __init__(self, files: Hdf5Files, dataset: h5py.Dataset) -> None:
         self.shape: tuple[int, ...] = dataset.shape
-        self._dataset, self._dtype, self._url, self._path = dataset, dataset.dtype, files.url, file_of(dataset)
+        self._dtype, self._url, self._path = dataset.dtype, files.url, file_of(dataset)
         self._descriptor = files.descriptor(self._path)
         self._available = os.fstat(self._descriptor).st_size
-        self._in_chunks, self._fill = self._how(files, dataset)
+        in_chunks, self._fill = self._how(files, dataset)
+        self._chunked = dataset if in_chunks else None  # contiguous arrays need no object of HDF5
 
     def _how(self, files: Hdf5Files, dataset: h5py.Dataset) -> tuple[bool, _Fill]:
         """Return whether boxes are read chunk by chunk, and what reads them, which does not refer to `self`."""
@@ -95,10 +101,10 @@ class Boxes:
 
     def _pieces(self, boxes: Sequence[Box]) -> Iterator[tuple[tuple[int, ...], int, Box]]:
         """Yield the parts of boxes, each with the corner of its chunk and the number of its box."""
-        sizes = self._dataset.chunks if self._in_chunks else (1,) * len(self.shape)
+        sizes = (1,) * len(self.shape) if self._chunked is None else self._chunked.chunks
         for number, box in enumerate(boxes):
             is_empty = any(one.start == one.stop for one in box)
-            for part in () if is_empty else self._dataset.iter_chunks(box) if self._in_chunks else [box]:
+            for part in () if is_empty else [box] if self._chunked is None else self._chunked.iter_chunks(box):
                 yield tuple(one.start - one.start % size for one, size in zip(part, sizes, strict=True)), number, part
 
     def _values(self, data: Array, dtype: str) -> Array:

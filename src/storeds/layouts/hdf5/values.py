@@ -19,7 +19,7 @@ import numpy as np
 from storeds.backends.hdf5.headers import check_attribute
 from storeds.backends.hdf5.rows import FlatRows, Rows, gather
 from storeds.errors import FormatError
-from storeds.layouts.hdf5.boxes import BoxedArray, Boxes
+from storeds.layouts.hdf5.boxes import BoxedArray, Boxes, boxes_of
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.layouts.hdf5.variable import VariableRows
@@ -348,7 +348,12 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
         return (
             _fixed_items(files, dataset, rows, Field("image"), text=False)
             if _holds_images(dataset, rows, field)
-            else Fixed(rows, dtype, inner, functools.cache(functools.partial(Boxes, files, dataset)))
+            else Fixed(
+                rows,
+                dtype,
+                inner,
+                functools.cache(functools.partial(boxes_of, files, dataset.name, dataset.file.filename)),
+            )
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
         return _fixed_items(files, dataset, raw_rows(files, dataset, dtype), field, text=dtype.kind == "S")
