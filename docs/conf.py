@@ -37,11 +37,13 @@ myst_heading_anchors = 3
 exclude_patterns = ["inventories"]
 copybutton_prompt_text = "$ "  # of a console block, the button copies the commands without their output
 nitpicky = True
-# Type variables, a class that Python's inventory lists under another name, numbers of a file: there is nothing to lead to.
+# Type variables, a class that Python's inventory lists under another name, numbers of a file, a class of TensorFlow, which
+# has no inventory: there is nothing to lead to.
 nitpick_ignore = [
     ("py:class", "storeds.protocols.S_co"),
     ("py:class", "storeds.backends.raw.H"),
     ("py:class", "os.stat_result"),
+    ("py:class", "tf.data.Dataset"),
     ("py:class", "storeds.layouts.files.rows.FileStatus"),
 ]
 nitpick_ignore_regex = [("py:class", r"storeds\.readers\.\w+\.\w+Spec")]
