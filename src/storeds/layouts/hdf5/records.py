@@ -96,6 +96,34 @@ def _check_places(pattern: Pattern) -> None:
             raise ConfigError(f"columns[{name!r}]: {place.text!r}: {why}")
 
 
+class _Names:
+    """The names of records, or of sequences of records, and what lies under them.
+
+    It does not refer to `Contents`, so that the values which hold it go with them.
+    """
+
+    def __init__(self, files: Hdf5Files, group: str, names: tuple[str, ...], many: _Many) -> None:
+        self._files, self._group, self._names, self._many = files, group, names, many
+
+    def texts(self, sequences: Sequence[int]) -> list[str]:
+        """Return the names of ascending records or sequences."""
+        return [name.decode("utf-8", "surrogateescape") for name in self._many(sequences)]
+
+    def addresses(self, plan: Plan, sequences: Sequence[int]) -> list[Address]:
+        """Return the addresses of the objects of a plan, in ascending records or sequences."""
+        return [self._address(plan.path, plan.file, text) for text in self.texts(sequences)]
+
+    def rows(self, plan: Plan, text: str) -> Values:
+        """Return the rows of a plan in the sequence that is called `text`."""
+        bounds = {name: self._address(path, plan.file, text) for name, path in plan.ranges}
+        dataset = self._files.dataset(self._address(plan.path, plan.file, text))
+        return rows_of(self._files, dataset, plan.column, plan.field, bounds)[plan.column]
+
+    def _address(self, path: Template, file: Template, text: str) -> Address:
+        named = dict(zip(self._names, text.split("/"), strict=False))
+        return Address(f"{self._group}/{path.fill(named)}", file.fill(named))
+
+
 class Contents:
     """The fields of a store, from the facts of a scan.
 
@@ -121,8 +149,9 @@ class Contents:
 
     def __init__(self, files: Hdf5Files, pattern: Pattern, many: _Many, bounds: Array, facts: Facts) -> None:
         self.facts, self.bounds, self.count = facts, bounds, int(bounds[-1])
-        self._files, self._pattern, self._many = files, pattern, many
+        self._files, self._pattern = files, pattern
         self._group = files.settings.group.rstrip("/")
+        self._names = _Names(files, self._group, pattern.names, many)
         self.where = {name: plan.where for name, plan in facts.plans.items()}
         self.attrs: dict[str, JSON] = dict(facts.attrs)
         if not files.is_folder:
@@ -152,7 +181,7 @@ class Contents:
 
     def _unread_beside(self, template: Template, plans: Sequence[Plan]) -> list[str]:
         """Return what `plans` leave out of the first of the files that a template names."""
-        file = self._addresses(plans[0])([0])[0].file if plans else ""
+        file = self._names.addresses(plans[0], [0])[0].file if plans else ""
         bounds = [path for plan in plans for _, path in plan.ranges]
         read = [path.regex() for path in [*(plan.path for plan in plans), *bounds]]
 
@@ -166,12 +195,12 @@ class Contents:
             missed = [each for each in missed if not is_class_list(each)]
         entries = list[str]()
         for path, table in {plan.path: plan for plan in plans if plan.column}.items():
-            names = self._files.dataset(self._addresses(table)([0])[0]).dtype.names
+            names = self._files.dataset(self._names.addresses(table, [0])[0]).dtype.names
             columns = {plan.column for plan in plans if plan.path == path}
             entries += [f"{path}/{name} (a column)" for name in names if name not in columns]
         for plan in plans:
             with contextlib.suppress(StoredsError):  # of a missing dataset
-                first = self._files.dataset(self._addresses(plan)([0])[0])
+                first = self._files.dataset(self._names.addresses(plan, [0])[0])
                 packed = packing(first) if not plan.column else []
                 entries += self._spare(plan)
                 entries += [f"{', '.join(packed)} of {plan.where}, which is read as stored"] if packed else []
@@ -179,7 +208,7 @@ class Contents:
         return [f"{template}::{entry}" for entry in entries] if template else entries
 
     def _spare(self, plan: Plan) -> list[str]:
-        rows = self._rows_at(plan, self._texts([0])[0]) if plan.ranges else None
+        rows = self._names.rows(plan, self._names.texts([0])[0]) if plan.ranges else None
         return (
             [f"{rows.spare} rows of {plan.where}, which are in no range"]
             if isinstance(rows, Ranges) and rows.spare
@@ -196,26 +225,9 @@ class Contents:
             literal.append(part.fill({}))
         return "/".join([self._group, *literal]) or "/"
 
-    def _address(self, path: Template, file: Template, text: str) -> Address:
-        """Return the address of an object of the record or sequence that is called `text`."""
-        named = dict(zip(self._pattern.names, text.split("/"), strict=False))
-        return Address(f"{self._group}/{path.fill(named)}", file.fill(named))
-
-    def _addresses(self, plan: Plan) -> _Addresses:
-        """Return the function that gives the addresses of the objects of a plan, in ascending sequences."""
-        return lambda sequences: [self._address(plan.path, plan.file, text) for text in self._texts(sequences)]
-
-    def _rows_at(self, plan: Plan, text: str) -> Values:
-        """Return the rows of the dataset of a sequence."""
-        bounds = {name: self._address(path, plan.file, text) for name, path in plan.ranges}
-        dataset = self._files.dataset(self._address(plan.path, plan.file, text))
-        return rows_of(self._files, dataset, plan.column, plan.field, bounds)[plan.column]
-
-    def _texts(self, sequences: Sequence[int]) -> list[str]:
-        return [name.decode("utf-8", "surrogateescape") for name in self._many(sequences)]
-
     def _values(self, name: str, plan: Plan) -> Values:
-        files, field, addresses = self._files, plan.field, self._addresses(plan)
+        files, field, names = self._files, plan.field, self._names
+        addresses = functools.partial(names.addresses, plan)
         if plan.sort == "shared":
             shared = self.facts.shared[name]
             return _Computed(self.bounds, field, lambda sequences, _: [shared[at] for at in sequences])
@@ -226,10 +238,8 @@ class Contents:
             return _Elements(files, field, self.bounds, addresses)
         if self._pattern.names:
             most = MOST_OPEN if files.is_folder else _FLAT
-            return _SequenceRows(
-                files.url, self._texts, self.bounds, plan, functools.partial(self._rows_at, plan), most
-            )
-        rows = self._rows_at(plan, self._texts([0])[0])
+            return _SequenceRows(files.url, names.texts, self.bounds, plan, functools.partial(names.rows, plan), most)
+        rows = names.rows(plan, names.texts([0])[0])
         if rows.count != self.count:
             raise ConfigError(
                 f"{files.url}: {plan.where} has {rows.count} rows, and others {self.count}; columns= names datasets of one length"
@@ -239,10 +249,10 @@ class Contents:
 
     def _named(self) -> dict[str, Values]:
         """Return the fields of the names in the pattern, and the numbers of rows."""
-        columns = dict[str, Values]()
+        columns, texts = dict[str, Values](), self._names.texts
 
         def named(field: Field, value: Callable[[str, int], Any]) -> _Computed:
-            return _Computed(self.bounds, field, lambda sequences, rows: [*map(value, self._texts(sequences), rows)])
+            return _Computed(self.bounds, field, lambda sequences, rows: [*map(value, texts(sequences), rows)])
 
         for name, field in self.facts.named.fields.items():
             columns[name] = named(field, _part_reader(self._pattern.names.index(name), self.facts.named.reader(name)))
