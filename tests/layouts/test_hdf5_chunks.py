@@ -26,7 +26,7 @@ from storeds import open_backend
 from storeds.backends.hdf5.rows import Rows
 from storeds.errors import FormatError, RecordError, UnavailableError
 from storeds.layouts.hdf5.chunks import _GzipSlices
-from storeds.layouts.hdf5.files import ForeignOptions, Hdf5Files
+from storeds.layouts.hdf5.files import Address, ForeignOptions, Hdf5Files
 from storeds.layouts.hdf5.values import raw_rows
 
 FILTERS: list[dict[str, Any]] = [
@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def rows_of(path: Path, axis: int = 0, **options: Any) -> Iterator[Rows]:
     with contextlib.closing(Hdf5Files(str(path), f"hdf5://{path}", ForeignOptions(**options))) as files:
-        dataset = files.dataset("x")
+        dataset = files.dataset(Address("x"))
         yield raw_rows(files, dataset, dataset.dtype, axis=axis)
 
 

@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "{video}@fps": (("", ""), ("video",), {"attribute": "fps"}),
     "@fps": (("",), (), {"attribute": "fps"}),
     "x@a@b": (("x",), (), {"attribute": "a@b"}),
-    "labels.h5::y[]": (("y",), (), {"file": "labels.h5", "rows": True}),
+    "labels.h5::y[]": (("y",), (), {"file": Template(("labels.h5",), ()), "rows": True}),
     "a::b::y": (("y",), (), {"file": "a::b"}),
     "crops[].image.data": (("crops",), (), {"rows": True, "inner": "image.data"}),
     "table[]/number": (("table",), (), {"rows": True, "inner": "number"}),
@@ -192,9 +192,9 @@ NAMES = ["img@2x", "a[]b", "a::b", "{x}", "@@", "[[]]", ":::", "a@b::c[]d{e}", "
 @pytest.mark.parametrize("name", NAMES)
 def test_marks_that_belong_to_a_name_are_doubled(name: str) -> None:
     ((_, place),) = parse_pattern({"f": f"{escaped(name)}[]"}).places
-    assert (place.path.fill({}), place.rows, place.file, place.attribute) == (name, True, "", "")
-    if "{" not in name:  # files and attributes have no names in braces
+    assert (place.path.fill({}), place.rows, bool(place.file), place.attribute) == (name, True, False, "")
+    if "{" not in name:  # attributes have no names in braces
         ((_, place),) = parse_pattern({"f": f"{escaped(name)}.h5::y@x{escaped(name)}"}).places
-        assert (place.file, place.path.fill({}), place.attribute) == (f"{name}.h5", "y", f"x{name}")
+        assert (place.file.fill({}), place.path.fill({}), place.attribute) == (f"{name}.h5", "y", f"x{name}")
     ((_, place),) = parse_pattern({"f": f"{escaped(name, attributes=False)}"}, attributes=False).places
     assert place.path.fill({}) == name
