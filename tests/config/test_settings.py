@@ -91,21 +91,15 @@ TABLES: list[dict[str, Any]] = [
 ]
 
 
+OF_PYTORCH = ("batch_size", "drop_last", "num_workers", "timeout", "prefetch_factor", "persistent_workers", "in_order")
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: ", ".join(table) or "nothing")
 def test_a_loader_of_a_config_is_the_one_made_with_these_arguments(url: str, table: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"url": url, "reader": "array", "fields": ["x", "label", "size"], "seed": 5}
     ours = build_loader({"dataset": settings, "loader": table})
     other = StoreLoader(StoreDataset(**settings), **table)
-    for name in (
-        "batch_size",
-        "drop_last",
-        "num_workers",
-        "timeout",
-        "prefetch_factor",
-        "persistent_workers",
-        "in_order",
-    ):
-        assert getattr(ours, name) == getattr(other, name), name
+    assert [getattr(ours, name) for name in OF_PYTORCH] == [getattr(other, name) for name in OF_PYTORCH]
     assert ours.plan.describe() == other.plan.describe()
     if table.get("collate") != "builtins.len":
         assert repr(list(ours)) == repr(list(other))
@@ -119,13 +113,8 @@ def test_num_workers_0_alone_turns_workers_off(url: str) -> None:
         overrides=["loader.num_workers=0", "dataset.reader=array"],
     )
     loader = build_loader(config)
-    assert (loader.timeout, loader.prefetch_factor, loader.persistent_workers, loader.worker_init_fn) == (
-        0,
-        None,
-        False,
-        None,
-    )
-    assert len(list(loader)) == COUNT
+    assert (loader.timeout, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
+    assert (loader.worker_init_fn, len(list(loader))) == (None, COUNT)
 
 
 @pytest.mark.parametrize(("local", "world", "share"), [(None, 1, 1), ("2", 8, 2), (None, 2, 2), ("4096", 4096, 4096)])
@@ -135,78 +124,60 @@ def test_auto_workers_are_the_cpus_divided_among_the_ranks(
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if local is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: world > 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: world)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
-    dataset = StoreDataset(url, reader="array", seed=1)
-    expected = max(len(os.sched_getaffinity(0)) // share, 1)
-    assert StoreLoader(dataset, num_workers="auto").num_workers == expected
+    for name, value in (("is_initialized", world > 1), ("get_world_size", world), ("get_rank", 0)):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
     table = {"dataset": {"url": url, "reader": "array", "seed": 1}, "loader": {"num_workers": "auto"}}
-    assert build_loader(table).num_workers == expected
+    assert build_loader(table).num_workers == max(len(os.sched_getaffinity(0)) // share, 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"bach_size": 2}, "StoreLoader: unknown argument 'bach_size'; did you mean 'batch_size'"),
-        ({"batch_size": 0}, "StoreLoader: batch_size: expected an integer >= 1"),
-        ({"batch_size": "many"}, "StoreLoader: batch_size: expected an integer"),
-        ({"num_workers": "much"}, "StoreLoader: num_workers: expected 'auto'"),
-        ({"num_workers": -1}, "StoreLoader: num_workers: expected an integer >= 0"),
-        ({"samples_per_epoch": 0}, "StoreLoader: samples_per_epoch: expected an integer >= 1"),
-        ({"prefetch_factor": 0}, "StoreLoader: prefetch_factor: expected an integer >= 1"),
-        ({"timeout": -1}, "StoreLoader: timeout: expected a number >= 0"),
-        ({"log_every": 0}, "StoreLoader: log_every: expected a number > 0"),
-        ({"ragged": {"x": "lists"}}, "StoreLoader: ragged.*expected 'mask', 'pad', 'list'"),
-        ({"ragged": {1.5: "list"}}, "StoreLoader: ragged: a key of this table: expected an integer or a text"),
-        ({"weights": {"d": 1}}, "weights: no sample has the label 'd'"),
-        ({"weights": {"a": "x"}}, "weights: the weight of 'a' is a number, got 'x'"),
-        ({"block_size": 4}, "block_size has an effect on shuffling only, and shuffle is False"),
-        ({"bucket_by": "size", "batch_size": None}, "bucket_by makes batches: pass batch_size too"),
-        (
-            {"bucket_by": ["size"] * 3, "batch_size": 2},
-            "bucket_by is a field of numbers, or two such as width and height",
-        ),
-        ({"collate": "detecton"}, "unknown collate 'detecton'; did you mean 'detection'"),
-        ({"label_offset": 1}, "label_offset is for batches that storeds.collate_detection makes"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
+# Arguments of a loader, and the error.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"bach_size": 2}, "StoreLoader: unknown argument 'bach_size'; did you mean 'batch_size'"),
+    ({"batch_size": 0}, "StoreLoader: batch_size: expected an integer >= 1"),
+    ({"batch_size": "many"}, "StoreLoader: batch_size: expected an integer"),
+    ({"num_workers": "much"}, "StoreLoader: num_workers: expected 'auto'"),
+    ({"num_workers": -1}, "StoreLoader: num_workers: expected an integer >= 0"),
+    ({"samples_per_epoch": 0}, "StoreLoader: samples_per_epoch: expected an integer >= 1"),
+    ({"prefetch_factor": 0}, "StoreLoader: prefetch_factor: expected an integer >= 1"),
+    ({"timeout": -1}, "StoreLoader: timeout: expected a number >= 0"),
+    ({"log_every": 0}, "StoreLoader: log_every: expected a number > 0"),
+    ({"ragged": {"x": "lists"}}, "StoreLoader: ragged.*expected 'mask', 'pad', 'list'"),
+    ({"ragged": {1.5: "list"}}, "StoreLoader: ragged: a key of this table: expected an integer or a text"),
+    ({"weights": {"d": 1}}, "weights: no sample has the label 'd'"),
+    ({"weights": {"a": "x"}}, "weights: the weight of 'a' is a number, got 'x'"),
+    ({"block_size": 4}, "block_size has an effect on shuffling only, and shuffle is False"),
+    ({"bucket_by": "size", "batch_size": None}, "bucket_by makes batches: pass batch_size too"),
+    ({"bucket_by": ["size"] * 3, "batch_size": 2}, "bucket_by is a field of numbers, or two such as width and height"),
+    ({"collate": "detecton"}, "unknown collate 'detecton'; did you mean 'detection'"),
+    ({"label_offset": 1}, "label_offset is for batches that storeds.collate_detection makes"),
+    ({"pad": ["x"], "collate": "default"}, "pad is for batches that storeds.collate makes, .* collate = 'default'"),
+    ({"pad": ["x"], "batch_size": None}, "pad is for batches that storeds.collate makes, .* batch_size = "),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), WRONG, ids=str)
 def test_wrong_settings_of_a_loader_are_named_in_python_and_in_a_config(
-    url: str, settings: dict[str, Any], words: str, tmp_path: Path
+    url: str, settings: dict[str, Any], words: str
 ) -> None:
     dataset = StoreDataset(url, reader="array")
     with pytest.raises(errors.ConfigError, match=words):
         StoreLoader(dataset, **settings)
-    words = words.removeprefix("StoreLoader: ").replace(
-        "unknown argument 'bach_size'", "unknown key 'loader.bach_size'"
-    )
+    words = words.removeprefix("StoreLoader: ").replace("argument 'bach_size'", "key 'loader.bach_size'")
     with pytest.raises(errors.ConfigError, match=words):
         build_loader({"dataset": {"url": url, "reader": "array"}, "loader": settings})
 
 
-def test_an_error_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("[dataset]\nurl = 'x'\n[loader]\nbatch_size = 0\n")
-    with pytest.raises(errors.ConfigError, match=r"c\.toml: loader.batch_size: expected an integer >= 1"):
-        load_config(tmp_path / "c.toml")
-    (tmp_path / "c.toml").write_text("[dataset]\nurl = 'x'\n[splits.val.loader]\nbatch_size = 0\n")
-    with pytest.raises(
-        errors.ConfigError, match=r"c\.toml: \[splits.val.loader\]: batch_size: expected an integer >= 1"
-    ):
+@pytest.mark.parametrize(("table", "place"), [("loader", "loader."), ("splits.val.loader", r"\[splits.val.loader\]: ")])
+def test_an_error_names_the_file_and_the_place(table: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(f"[dataset]\nurl = 'x'\n[{table}]\nbatch_size = 0\n")
+    with pytest.raises(errors.ConfigError, match=rf"c\.toml: {place}batch_size: expected an integer >= 1"):
         load_config(tmp_path / "c.toml")
 
 
 def test_a_loader_takes_functions_arrays_and_numbers_of_numpy(url: str) -> None:
     dataset = StoreDataset(url, reader="array", fields=["x"])
-    loader = StoreLoader(
-        dataset,
-        batch_size=np.int64(4),
-        weights=np.ones(COUNT),
-        samples_per_epoch=np.int32(8),
-        collate=len,
-        shuffle=None,
-    )
-    assert list(loader) == [4, 4]
+    numbers: dict[str, Any] = {"batch_size": np.int64(4), "weights": np.ones(COUNT), "samples_per_epoch": np.int32(8)}
+    assert list(StoreLoader(dataset, **numbers, collate=len, shuffle=None)) == [4, 4]
     assert list(StoreLoader(dataset, batch_size=12, weights=[1.0] * COUNT, collate_fn=len)) == [12, 12]
     with pytest.raises(errors.ConfigError, match="collate and collate_fn are the same"):
         StoreLoader(dataset, collate="default", collate_fn=len)
@@ -315,7 +286,7 @@ def mixed(stores: Sequence[str], val: dict[str, Any], **more: Any) -> dict[str, 
     return {"dataset": dataset, "splits": {"train": {}, "val": {"dataset": val}}, "allow_overlap": True}
 
 
-def test_a_split_has_sources_of_its_own(stores: list[str]) -> None:
+def test_a_split_has_sources_or_a_url_of_its_own(stores: list[str]) -> None:
     config = mixed(stores, {"sources": [{"name": "c", "url": stores[2], "where": {"label": 1}}], "seed": 8})
     dataset: Any = build_dataset(config, "val")
     assert (dataset.names, dataset.datasets[0].seed) == (["c"], 8)
@@ -325,21 +296,15 @@ def test_a_split_has_sources_of_its_own(stores: list[str]) -> None:
     assert all(x % 4 for x in values(config, "train"))  # those whose field says so
     single = {"dataset": {"url": stores[0], "reader": "array", "fields": ["x"]}, "splits": config["splits"]}
     assert values({**single, "allow_overlap": True}, "val") == values(config, "val")
-
-
-def test_a_url_of_a_split_stands_in_place_of_sources(stores: list[str]) -> None:
-    config = mixed(stores, {"url": stores[2]})
-    dataset = build_dataset(config, "val")
-    assert isinstance(dataset, StoreDataset)
-    assert values(config, "val") == [200 + n for n in range(COUNT)]
+    alone = mixed(stores, {"url": stores[2]})
+    assert isinstance(build_dataset(alone, "val"), StoreDataset)
+    assert values(alone, "val") == [200 + n for n in range(COUNT)]
 
 
 def test_a_split_changes_how_sources_are_mixed(stores: list[str]) -> None:
     config = mixed(stores, {"stop": "first", "where": {"label": 2}}, temperature=2)
-    train, val = (load_config(config).sources_for(split)[0] for split in ("train", "val"))
-    assert train is not None
-    assert val is not None
-    assert (train.temperature, train.stop, val.temperature, val.stop) == (2, None, 2, "first")
+    found: list[Any] = [load_config(config).sources_for(split)[0] for split in ("train", "val")]
+    assert [(each.temperature, each.stop) for each in found] == [(2, None), (2, "first")]
     assert values(config, "val") == [n for first in (0, 100) for n in range(first + 2, first + COUNT, 3)]
 
 
@@ -374,14 +339,23 @@ def test_splits_of_a_mixture_that_share_records_are_found_across_sources(stores:
         build_dataset(config, "train")
 
 
-def test_a_misspelt_key_beside_sources_is_named() -> None:
-    with pytest.raises(errors.ConfigError, match=r"config: dataset: unknown key 'trnsform'; did you mean 'transform'"):
-        load_config({"dataset": {"trnsform": [], "sources": [{"url": "x"}]}})
-
-
-def test_mixing_needs_sources() -> None:
-    with pytest.raises(errors.ConfigError, match=r"\[splits.val.dataset\]: stop is for a mixture"):
-        load_config({"dataset": {"url": "x"}, "splits": {"val": {"dataset": {"stop": "first"}}}})
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"dataset": {"trnsform": [], "sources": [{"url": "x"}]}},
+            "config: dataset: unknown key 'trnsform'; did you mean 'transform'",
+        ),
+        (
+            {"dataset": {"url": "x"}, "splits": {"val": {"dataset": {"stop": "first"}}}},
+            r"\[splits.val.dataset\]: stop is for a mixture",
+        ),
+    ],
+    ids=["a misspelt key beside sources", "mixing without sources"],
+)
+def test_wrong_keys_of_a_mixture_are_named(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.ConfigError, match=words):
+        load_config(config)
 
 
 def test_the_old_name_of_the_settings_says_the_new_one() -> None:
@@ -393,10 +367,14 @@ def test_the_old_name_of_the_settings_says_the_new_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("target_transform", abs), ("transform", {"x": abs}), ("as_dict", True), ("seed", 9), ("transforms", None)],
+    ("name", "value", "start_method"),
+    [
+        ("target_transform", abs, "fork"),
+        ("transform", {"x": abs}, "spawn"),
+        ("as_dict", True, "fork"),
+        ("seed", 9, "fork"),
+    ],
 )
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_persistent_workers_of_a_plain_loader_refuse_to_use_an_old_setting(
     url: str, name: str, value: Any, start_method: str
 ) -> None:
