@@ -82,7 +82,6 @@ def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
     ("target", "says"),
     [
         ("no_such_module:Thing", "No module named 'no_such_module'"),
-        ("storeds.backends.no_such:Thing", "No module named"),
         ("storeds.errors:NoSuchName", "module 'storeds.errors' has no 'NoSuchName'"),
         ("storeds.errors", "must read package.module:name"),
     ],
@@ -95,14 +94,6 @@ def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, 
     assert str(caught.value).startswith("backend 'mine' (registered) cannot be imported: ")
     assert str(caught.value).endswith("; install some-package>=2")
     assert isinstance(caught.value.__cause__, ImportError)
-
-
-def test_a_missing_engine_is_named(clean: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name == "storeds.backends.lmdb.reading"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(MissingDependencyError, match="install lmdb$"):
-        storeds.open_backend("lmdb:///x")
 
 
 def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
@@ -118,9 +109,8 @@ def test_a_format_is_an_object_and_not_the_function_that_reads(clean: None) -> N
     with pytest.raises(ConfigError, match=r"format 'mine' is a storeds.formats.Format or package.module:name, not"):
         storeds.register_format("mine", dict)
     storeds.register_format("mine", "storeds.formats.voc:voc")
-    with pytest.raises(
-        ConfigError, match=r"format 'mine' \(registered\) must be a storeds.formats.Format, not <function"
-    ):
+    says = r"format 'mine' \(registered\) must be a storeds.formats.Format, not <function"
+    with pytest.raises(ConfigError, match=says):
         storeds.pack(".", "memory://mine", kind="mine")
     with pytest.raises(ImportError, match=r"storeds.register_source was removed: use register_format"):
         storeds.register_source  # noqa: B018
@@ -208,27 +198,22 @@ PROGRAM = """
 
 
 def test_good_plug_ins_work_and_broken_ones_only_warn_and_importing_loads_none(site: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r})\n{textwrap.dedent(PROGRAM)}"],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    program = f"import sys; sys.path.insert(0, {str(site)!r})\n{textwrap.dedent(PROGRAM)}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["loaded by import"] == []
     assert (found["records"], found["count"]) == ([{"a": 42}, {"a": 41}], 2)
     assert found["said"] == ["backend 'lmdb' of third-party is ignored: built in has that name"]
-    nameless = found["errors"].pop("nameless")
+    kind, nameless = found["errors"].pop("nameless")
+    assert (kind, "NoSuchName" in nameless) == ("MissingDependencyError", True)
+    missing = (
+        "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party"
+    )
     assert found["errors"] == {
         "raises": ["ConfigError", "backend 'raises' (third-party) cannot be loaded: RuntimeError: cannot start"],
-        "missing": [
-            "MissingDependencyError",
-            "backend 'missing' (third-party) cannot be imported: No module named 'no_such_engine'; install third-party",
-        ],
+        "missing": ["MissingDependencyError", missing],
     }
-    assert nameless[0] == "MissingDependencyError"
-    assert "NoSuchName" in nameless[1]
     assert found["lmdb"] == "storeds.backends.lmdb.reading"
     assert found["others"] == ["good reader", "good decoder"]
     rows = found["rows"]

@@ -31,25 +31,22 @@ def store(url: str | None, fields: Mapping[str, Any], records: Iterable[Mapping[
 
 
 def read(folder: Path) -> dict[str, list[list[float]]]:
-    """Return the rows of each image of an exported data set, read as Ultralytics reads it."""
-    data = yaml.safe_load((folder / "data.yaml").read_text())
-    rows = {}
+    """Return the rows of each image of an exported data set, found as Ultralytics finds them."""
+    data, lines, rows = yaml.safe_load((folder / "data.yaml").read_text()), lines_of(folder), {}
     for part in {data[split] for split in ("train", "val", "test", "other") if split in data}:
         for path in sorted(path for path in (folder / part).rglob("*") if path.is_file()):
             before, _, after = str(path).rpartition("/images/")
             labels = Path(f"{before}/labels/{after}").with_suffix(".txt")
-            lines = labels.read_text().splitlines()
-            rows[str(path.relative_to(folder / "images"))] = [list(map(float, line.split())) for line in lines]
+            rows[str(path.relative_to(folder / "images"))] = lines[str(labels.relative_to(folder / "labels"))]
     return rows
 
 
 def lines_of(folder: Path) -> dict[str, list[list[float]]]:
     """Return the numbers of every label file."""
+    labels = folder / "labels"
     return {
-        str(path.relative_to(folder / "labels")): [
-            list(map(float, line.split())) for line in path.read_text().splitlines()
-        ]
-        for path in sorted((folder / "labels").rglob("*.txt"))
+        str(path.relative_to(labels)): [list(map(float, line.split())) for line in path.read_text().splitlines()]
+        for path in sorted(labels.rglob("*.txt"))
     }
 
 
@@ -84,13 +81,10 @@ def test_boxes_in_pixels_come_back_to_within_rounding(format: str, tmp_path: Pat
     chance = np.random.default_rng(0)
     corners = np.sort(chance.uniform(0, 1, (500, 2, 2)), axis=1).reshape(-1, 4) * ([WIDTH, HEIGHT] * 2)
     low, high = corners[:, :2], corners[:, 2:]
-    as_format = {
-        "xyxy": corners,
-        "xywh": np.concatenate([low, high - low], 1),
-        "cxcywh": np.concatenate([(low + high) / 2, high - low], 1),
-    }[format]
+    first = {"xyxy": low, "xywh": low, "cxcywh": (low + high) / 2}[format]
+    boxes = np.concatenate([first, high if format == "xyxy" else high - low], 1)
     fields = {"boxes": {**BOXES, "format": format}, "labels": LABELS, "key": "str"}
-    record: dict[str, Any] = {"boxes": as_format, "labels": np.arange(500) % 2, "key": "a.jpg"}
+    record: dict[str, Any] = {"boxes": boxes, "labels": np.arange(500) % 2, "key": "a.jpg"}
     url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
     assert storeds.export(url, tmp_path / "out", format="yolo").notes == ()
     (rows,) = read(tmp_path / "out").values()
@@ -101,9 +95,8 @@ def test_boxes_in_pixels_come_back_to_within_rounding(format: str, tmp_path: Pat
 
 
 def test_boxes_over_the_edge_are_cut(tmp_path: Path) -> None:
-    fields = {"boxes": BOXES, "labels": LABELS}
     record = {"boxes": np.array([[-96, 0, 48, 32], [0, 0, 97, 64.0]]), "labels": np.array([0, 0])}
-    url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
+    url = store(f"lmdb://{tmp_path}/s.lmdb", {"boxes": BOXES, "labels": LABELS}, [record])
     done = storeds.export(url, tmp_path / "out", format="yolo")
     (rows,) = read(tmp_path / "out").values()
     assert rows[0] == [0, 0.25, 0.25, 0.5, 0.5]
@@ -117,8 +110,7 @@ def test_splits_become_folders(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [{**empty, "split": split, "key": key} for split, key in keys])
     done = storeds.export(url, tmp_path / "out", format="yolo")
     assert set(read(tmp_path / "out")) == {"val/a.jpg", "train/a.jpg", "train/x/images_/b.jpg"}
-    data = yaml.safe_load((tmp_path / "out/data.yaml").read_text())
-    assert list(data) == ["train", "val", "odd", "names"]
+    assert list(yaml.safe_load((tmp_path / "out/data.yaml").read_text())) == ["train", "val", "odd", "names"]
     assert "data.yaml names the splits odd, and programs read train, val" in " ".join(done.notes)
     assert (tmp_path / "out/images/odd/c.jpg").exists()
 
@@ -133,21 +125,20 @@ def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
         "scene": {"kind": "image", "role": "mask"},
     }
     square = [10.0, 10.0, 20.0, 10.0, 20.0, 20.0, 10.0, 20.0]
-    shifted = [value + 30 for value in square]
     run = {"size": [HEIGHT, WIDTH], "counts": [0, 10, HEIGHT * WIDTH - 10]}
+    boxes = [[10, 10, 10, 10], [10, 10, 40, 40], [0, 0, 1, 10], [1, 1, 5, 5], [60, 60, 1, 1]]
+    two = [square, [value + 30 for value in square]]
     record = {
-        "boxes": np.array(
-            [[10, 10, 10, 10], [10, 10, 40, 40], [0, 0, 1, 10], [1, 1, 5, 5], [60, 60, 1, 1]], np.float64
-        ),
+        "boxes": np.array(boxes, np.float64),
         "labels": np.array([0, 1, 0, 1, 0]),
-        "masks": [[square], [square, shifted], run, run, [[90.0, 10.0, 99.0, 10.0, 99.0, 20.0]]],
+        "masks": [[square], two, run, run, [[90.0, 10.0, 99.0, 10.0, 99.0, 20.0]]],
         "iscrowd": np.array([0, 0, 0, 1, 0]),
         "weather": "rain",
         "scene": mask(0),
     }
     url = store(f"lmdb://{tmp_path}/s.lmdb", fields, [record])
     done = storeds.export(url, tmp_path / "out", format="yolo")
-    assert done.left_out == {"weather": "YOLO has no place for it", "scene": "YOLO has no place for it"}
+    assert done.left_out == dict.fromkeys(("weather", "scene"), "YOLO has no place for it")
     notes = " ".join(done.notes)
     for says in (
         "1 crowd regions are left out",
@@ -159,11 +150,10 @@ def test_what_has_no_place_is_listed(tmp_path: Path) -> None:
         assert says in notes
     (rows,) = read(tmp_path / "out").values()
     assert [row[0] for row in rows] == [0, 1, 0, 0]
-    scale = np.array([WIDTH, HEIGHT])
-    assert np.allclose(np.reshape(rows[0][1:], (-1, 2)) * scale, np.reshape(square, (-1, 2)))
-    joined = np.reshape(rows[1][1:], (-1, 2)) * scale
-    assert area(joined) == pytest.approx(200)
-    assert np.allclose(np.reshape(rows[2][1:], (-1, 2)) * scale, [[0, 0], [1, 0], [1, 10], [0, 10]])
+    rings = [np.reshape(row[1:], (-1, 2)) * [WIDTH, HEIGHT] for row in rows]
+    assert np.allclose(rings[0], np.reshape(square, (-1, 2)))
+    assert area(rings[1]) == pytest.approx(200)
+    assert np.allclose(rings[2], [[0, 0], [1, 0], [1, 10], [0, 10]])
     assert np.max(rows[3][1:]) == 1
 
 
@@ -218,7 +208,7 @@ def test_keypoints_in_pixels(tmp_path: Path) -> None:
     assert (data["kpt_shape"], data["flip_idx"]) == ([2, 3], [1, 0])
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [2, 6, 7])
 def test_turned_pictures_come_back(orientation: int, tmp_path: Path) -> None:
     """Label files refer to the picture as displayed, the store to its pixels as stored."""
     picture, shown, _ = turned_picture(orientation)
