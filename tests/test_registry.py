@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 import storeds
 from _writing import in_fork
+from make_store import make_store
 from mask_files import write
 from storeds.backends.memory import MEMORY
 from storeds.errors import ConfigError, MissingDependencyError
@@ -43,13 +44,17 @@ def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:
         storeds.open_backend("lmdb:///x", layout="cafe")
 
 
+@pytest.mark.parametrize(("name", "instead"), [("Source", "DatasetSettings"), ("register_source", "register_format")])
+def test_a_removed_name_says_the_new_one(name: str, instead: str) -> None:
+    with pytest.raises(ImportError, match=f"storeds.{name} was removed: use {instead}"):
+        getattr(storeds, name)
+
+
 # Registering
 
 
 def test_what_is_registered_opens(clean: None) -> None:
-    with storeds.open_writer("memory://mine", {"a": "int"}, overwrite=True) as writer:
-        writer.append([{"a": 1}])
-
+    make_store({"a": "int"}, [{"a": 1}], "memory://mine", overwrite=True)
     asked: list[str] = []
 
     def mine(url: str, **options: Any) -> Any:
@@ -58,12 +63,13 @@ def test_what_is_registered_opens(clean: None) -> None:
 
     storeds.register_backend("mine", mine)
     storeds.register_backend("text", "storeds.backends.memory:MEMORY")
-    assert BACKENDS.get("text") is MEMORY  # imported on first use
-    with storeds.open_backend("mine://mine") as backend:
-        assert backend.get_many([0]) == [{"a": 1}]
     storeds.register_layout("memory", "foreign", mine)
-    with storeds.open_backend("memory://mine", layout="foreign") as backend:
-        assert asked == ["mine://mine", "memory://mine"]
+    assert BACKENDS.get("text") is MEMORY  # imported on first use
+    for url, options in (("mine://mine", {}), ("memory://mine", {"layout": "foreign"})):
+        with storeds.open_backend(url, **options) as backend:
+            assert (backend.get_many([0]), asked[-1]) == ([{"a": 1}], url)
+    with pytest.raises(ConfigError, match="backend 'mine' can only read"):
+        storeds.open_writer("mine://x", {"a": "int"})
 
 
 def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
@@ -72,8 +78,7 @@ def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
         with pytest.raises(ConfigError, match=rf"'{name}' exists already \(.*\); pass clobber=True to replace it"):
             register(name, list)
         register(name, list, clobber=True)
-    assert READERS.get("mine") is list
-    assert DECODERS.get("pil") is list
+    assert (READERS.get("mine"), DECODERS.get("pil")) == (list, list)
     with pytest.raises(ConfigError, match=r"backend 'lmdb' exists already \(built in\)"):
         storeds.register_backend("lmdb", MEMORY)
 
@@ -96,15 +101,6 @@ def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, 
     assert isinstance(caught.value.__cause__, ImportError)
 
 
-def test_a_backend_that_cannot_write_says_so(clean: None) -> None:
-    class ReadOnly:
-        def __init__(self, url: str) -> None: ...
-
-    storeds.register_backend("mine", ReadOnly)
-    with pytest.raises(ConfigError, match="backend 'mine' can only read"):
-        storeds.open_writer("mine://x", {"a": "int"})
-
-
 def test_a_format_is_an_object_and_not_the_function_that_reads(clean: None) -> None:
     with pytest.raises(ConfigError, match=r"format 'mine' is a storeds.formats.Format or package.module:name, not"):
         storeds.register_format("mine", dict)
@@ -112,8 +108,6 @@ def test_a_format_is_an_object_and_not_the_function_that_reads(clean: None) -> N
     says = r"format 'mine' \(registered\) must be a storeds.formats.Format, not <function"
     with pytest.raises(ConfigError, match=says):
         storeds.pack(".", "memory://mine", kind="mine")
-    with pytest.raises(ImportError, match=r"storeds.register_source was removed: use register_format"):
-        storeds.register_source  # noqa: B018
 
 
 # Entry points of other distributions
@@ -225,16 +219,16 @@ def test_good_plug_ins_work_and_broken_ones_only_warn_and_importing_loads_none(s
 
 # A scan of the entry points, which takes seconds on a network file system
 
-USES: dict[str, Callable[[Registry], object]] = {
-    "names": lambda registry: registry.names() == ["pytest"],
-    "get": lambda registry: registry.get("pytest"),
-    "add": lambda registry: registry.add("mine", dict),
-    "describe": lambda registry: [*registry.describe()],
-}
+
+def use(registry: Registry) -> None:
+    """Call everything that looks into a registry."""
+    assert registry.names() == ["pytest"]
+    assert [row["name"] for row in registry.describe()] == ["pytest"]
+    registry.get("pytest")
+    registry.add("mine", dict, clobber=True)
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_child_and_other_threads_do_not_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+def test_a_child_and_other_threads_do_not_wait_for_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry("thing", "console_scripts")
     started, may_end = threading.Event(), threading.Event()
     real, failed = importlib.metadata.entry_points, list[BaseException]()
@@ -251,18 +245,15 @@ def test_a_child_and_other_threads_do_not_wait_for_a_scan(monkeypatch: pytest.Mo
         except BaseException as error:
             failed.append(error)
 
-    def in_child() -> None:
-        assert USES[use](registry) is not False
-
     thread = threading.Thread(target=scan)
     monkeypatch.setattr(importlib.metadata, "entry_points", slow)
     thread.start()
     started.wait()
     try:
-        in_fork(in_child)
+        in_fork(lambda: use(registry))
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # no name is said to be taken by itself
-            assert USES[use](registry) is not False
+            use(registry)
     finally:
         may_end.set()
         thread.join()

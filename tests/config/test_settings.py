@@ -51,11 +51,10 @@ def arguments(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def test_every_key_of_a_dataset_is_an_argument_with_the_same_default() -> None:
-    settings, known = DatasetSettings(url="x"), arguments(StoreDataset)
-    assert set(known) == set(DatasetSettings.__struct_fields__)
-    assert {name: each.default for name, each in known.items() if name != "url"} == {
-        name: getattr(settings, name) for name in known if name != "url"
-    }
+    defaults = {name: each.default for name, each in arguments(StoreDataset).items()}
+    settings = DatasetSettings(url=defaults.pop("url"))
+    assert {"url", *defaults} == set(DatasetSettings.__struct_fields__)
+    assert defaults == {name: getattr(settings, name) for name in defaults}
 
 
 def test_every_key_of_a_loader_is_an_argument_with_the_default_of_pytorch(url: str) -> None:
@@ -207,30 +206,21 @@ def test_a_function_that_makes_batches_needs_no_hash(url: str, name: str) -> Non
 # --- Settings over settings ---
 
 
-def other_values() -> dict[str, Any]:
-    """Return a value for each argument of a dataset that is not its default."""
-    return {
-        "as_dict": True,
-        "fields": ("x",),
-        "where": {"label": 1},
-        "seed": 4,
-        "on_error": "skip",
-        "max_bad": 3,
-        "max_bad_fraction": 0.5,
-        "fold": {"of": 2, "take": 0},
-        "target_transform": abs,
-        "options": {"readahead": True},
-    }
+OTHER_VALUES: dict[str, Any] = {
+    **{"as_dict": True, "fields": ("x",), "where": {"label": 1}, "seed": 4, "on_error": "skip", "max_bad": 3},
+    **{"max_bad_fraction": 0.5, "fold": {"of": 2, "take": 0}, "target_transform": abs, "options": {"readahead": True}},
+}
+"""A value for each argument of a dataset that is not its default."""
 
 
-@pytest.mark.parametrize("name", other_values())
+@pytest.mark.parametrize("name", OTHER_VALUES)
 def test_an_argument_equal_to_the_default_replaces_a_setting(url: str, name: str) -> None:
-    settings = DatasetSettings(url=url, reader="array", **{name: other_values()[name]})
-    default = arguments(StoreDataset)[name].default
-    changed = StoreDataset(settings, **{name: default})
+    other = {name: OTHER_VALUES[name]}
+    settings = DatasetSettings(url=url, reader="array", **other)
+    changed = StoreDataset(settings, **{name: arguments(StoreDataset)[name].default})
     assert repr(changed[:]) == repr(StoreDataset(url, reader="array")[:])
     assert changed.report().on_error == "raise"
-    assert StoreDataset(settings)[0] == StoreDataset(url, reader="array", **{name: other_values()[name]})[0]
+    assert StoreDataset(settings)[0] == StoreDataset(url, reader="array", **other)[0]
 
 
 @pytest.mark.parametrize("over", [{"columns": 2}, {"options": {"columns": 2}}])
@@ -358,11 +348,6 @@ def test_wrong_keys_of_a_mixture_are_named(config: dict[str, Any], words: str) -
         load_config(config)
 
 
-def test_the_old_name_of_the_settings_says_the_new_one() -> None:
-    with pytest.raises(ImportError, match=r"storeds.Source was removed: use DatasetSettings"):
-        storeds.Source  # noqa: B018
-
-
 # --- Settings that are assigned ---
 
 
@@ -398,8 +383,7 @@ def test_persistent_workers_of_a_plain_loader_refuse_to_use_an_old_setting(
 
 def test_a_pass_that_has_begun_keeps_its_settings(url: str) -> None:
     dataset = StoreDataset(url, reader="array", fields=["x", "label"])
-    loader = DataLoader(dataset, batch_size=2, num_workers=1)
-    batches = iter(loader)
+    batches = iter(DataLoader(dataset, batch_size=2, num_workers=1))
     next(batches)
     dataset.target_transform = abs
     assert len(list(batches)) == COUNT // 2 - 1
@@ -411,7 +395,4 @@ def test_a_subclass_may_set_its_seed_first(url: str) -> None:
             self.seed = seed
             super().__init__(url, reader="array", seed=seed)
 
-    dataset = Own(3)
-    assert dataset.seed == 3
-    with pytest.raises(errors.ConfigError, match="seed must be an int or None"):
-        dataset.seed = "x"  # type: ignore[assignment]
+    assert Own(3).seed == 3
