@@ -165,3 +165,18 @@ def make_engine_url(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[
         return f"{engine}://{tmp_path}/{name}.{engine}"
 
     return make
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Forget what a test registers."""
+    from storeds.registry import BACKENDS, DECODERS, FORMATS, LAYOUTS, READERS
+
+    every = (BACKENDS, LAYOUTS, READERS, DECODERS, FORMATS)
+    for each in every:
+        each.names()  # scans the entry points, which is not repeated
+    before = [dict(each._known) for each in every]
+    yield
+    for each, known in zip(every, before, strict=True):
+        each._known.clear()
+        each._known.update(known)

@@ -49,9 +49,7 @@ def test_every_section_of_figures_names_its_entry() -> None:
     assert [section for section in SECTIONS if not NAMED.search(texts[section])] == []
 
 
-def test_a_run_takes_turns_and_writes_what_it_prints(
-    entries: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_takes_turns(entries: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[str] = []
 
     @entry("turns", "Two ways")

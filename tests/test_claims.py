@@ -182,9 +182,7 @@ def test_a_small_file_takes_little_memory_whatever_it_claims(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("libver", [None, "v108", "latest"])
 @pytest.mark.parametrize(("count", "userblock_size"), [(4, 512), (40, 0)])
-def test_attributes_are_found_in_headers_of_every_version(
-    tmp_path: Path, libver: Any, userblock_size: int, count: int
-) -> None:
+def test_attributes_are_found_in_every_header(tmp_path: Path, libver: Any, userblock_size: int, count: int) -> None:
     names = {f"né{at}".encode(): len("text" * at) for at in range(count)}
     with h5py.File(tmp_path / "a.h5", "w", libver=libver, userblock_size=userblock_size) as file:
         file.create_group("g", track_order=libver == "latest")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib
 import pickle
 import re
@@ -26,6 +27,12 @@ MODULES = {
     ".".join(("storeds", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Parse each module once."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def test_the_reference_has_every_name_in_its_group() -> None:
@@ -71,8 +78,8 @@ def test_importing_loads_no_engine_that_is_not_needed_and_not_torch(code: str) -
 
 def test_no_property_has_a_lock_that_a_fork_may_copy_locked() -> None:
     """Up to Python 3.11, all instances of a class share the lock of a cached_property."""
-    nodes = [node for path in MODULES.values() for node in ast.walk(ast.parse(path.read_text()))]
-    decorators = {ast.unparse(each) for node in nodes for each in getattr(node, "decorator_list", ())}
+    functions = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    decorators = {ast.unparse(each) for function in functions for each in function.decorator_list}
     assert not [each for each in decorators if "cached_property" in each]
 
 
@@ -84,10 +91,10 @@ def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
             yield from _at_run_time(child)
 
 
-def _imports(source: str) -> set[str]:
+def _imports(source: ast.Module) -> set[str]:
     """Return the modules of storeds that a source imports."""
     found = set[str]()
-    for node in _at_run_time(ast.parse(source)):
+    for node in _at_run_time(source):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             inside = {f"{node.module}.{each.name}" for each in node.names}
             found |= {each if each in MODULES else node.module for each in inside}
@@ -97,9 +104,9 @@ def _imports(source: str) -> set[str]:
 
 
 def test_no_files_import_one_another_in_a_circle() -> None:
-    graph = {name: _imports(path.read_text()) - {name} for name, path in MODULES.items()}
+    graph = {name: _imports(tree) - {name} for name, tree in trees().items()}
     assert "storeds.backends.store" in graph["storeds.backends.engine"]
-    assert _imports("def f():\n    from storeds.ops import copy\n") == {"storeds.ops.copy"}
+    assert _imports(ast.parse("def f():\n    from storeds.ops import copy\n")) == {"storeds.ops.copy"}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 

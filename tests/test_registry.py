@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,7 @@ from make_store import make_store
 from mask_files import write
 from storeds.backends.memory import MEMORY
 from storeds.errors import ConfigError, MissingDependencyError
-from storeds.registry import BACKENDS, DECODERS, FORMATS, LAYOUTS, READERS, Registry
-
-ALL = (BACKENDS, LAYOUTS, READERS, DECODERS, FORMATS)
-
-
-@pytest.fixture
-def clean() -> Iterator[None]:
-    """Forget what a test registers."""
-    before = [dict(each._known) for each in ALL]
-    yield
-    for each, known in zip(ALL, before, strict=True):
-        each._known.clear()
-        each._known.update(known)
+from storeds.registry import BACKENDS, DECODERS, READERS, Registry
 
 
 def test_an_unknown_name_lists_what_exists_and_the_nearest() -> None:
@@ -53,7 +40,7 @@ def test_a_removed_name_says_the_new_one(name: str, instead: str) -> None:
 # Registering
 
 
-def test_what_is_registered_opens(clean: None) -> None:
+def test_what_is_registered_opens(registries: None) -> None:
     make_store({"a": "int"}, [{"a": 1}], "memory://mine", overwrite=True)
     asked: list[str] = []
 
@@ -72,7 +59,7 @@ def test_what_is_registered_opens(clean: None) -> None:
         storeds.open_writer("mine://x", {"a": "int"})
 
 
-def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
+def test_a_name_is_taken_unless_clobbered(registries: None) -> None:
     storeds.register_reader("mine", dict)
     for register, name in ((storeds.register_reader, "mine"), (storeds.register_decoder, "pil")):
         with pytest.raises(ConfigError, match=rf"'{name}' exists already \(.*\); pass clobber=True to replace it"):
@@ -91,7 +78,7 @@ def test_a_name_is_taken_unless_clobbered(clean: None) -> None:
         ("storeds.errors", "must read package.module:name"),
     ],
 )
-def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, says: str) -> None:
+def test_what_cannot_be_imported_says_what_to_install(registries: None, target: str, says: str) -> None:
     storeds.register_backend("mine", target, needs="some-package>=2")
     with pytest.raises(MissingDependencyError) as caught:
         storeds.open_backend("mine://x")
@@ -101,7 +88,7 @@ def test_what_cannot_be_imported_says_what_to_install(clean: None, target: str, 
     assert isinstance(caught.value.__cause__, ImportError)
 
 
-def test_a_format_is_an_object_and_not_the_function_that_reads(clean: None) -> None:
+def test_a_format_is_an_object_and_not_the_function_that_reads(registries: None) -> None:
     with pytest.raises(ConfigError, match=r"format 'mine' is a storeds.formats.Format or package.module:name, not"):
         storeds.register_format("mine", dict)
     storeds.register_format("mine", "storeds.formats.voc:voc")

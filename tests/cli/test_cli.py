@@ -239,9 +239,7 @@ def test_an_interrupted_command_says_so(command: str, silent_server: socket.sock
     assert shown.strip() == "interrupted"  # nothing was durable
 
 
-def test_an_interrupted_command_says_what_it_keeps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_says_what_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(*_: object, **__: object) -> None:
         with storeds.open_writer("memory://kept", {"x": "int"}, commit_every=1) as writer:
             writer.append([{"x": 1}])
@@ -302,9 +300,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_3(tree: Path
     ],
     ids=["a file", "bytes", "a pipe"],
 )
-def test_an_error_of_the_system_is_not_taken_for_one_of_the_output(
-    raised: OSError, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_system_is_shown_as_it_is(raised: OSError, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise raised
 

@@ -157,9 +157,7 @@ WRONG_OVERRIDES = [
 
 
 @pytest.mark.parametrize(("mapping", "message"), WRONG_MAPPINGS)
-def test_a_wrong_key_or_value_is_named_and_no_value_shown(
-    mapping: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_key_or_value_is_named_not_shown(mapping: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIGITS", DIGITS)
     with pytest.raises(errors.ConfigError, match=message) as raised:
         load_config(mapping)
@@ -167,9 +165,7 @@ def test_a_wrong_key_or_value_is_named_and_no_value_shown(
 
 
 @pytest.mark.parametrize(("name", "text", "message"), WRONG_FILES, ids=lambda value: value[:40])
-def test_a_file_that_cannot_be_parsed_is_named_and_not_quoted(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_a_file_that_cannot_be_parsed_is_not_quoted(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"(?s){name}.*{message}") as raised:
         load_config(write(tmp_path / name, text))
     assert raised.value.__context__ is None  # parsers quote the file

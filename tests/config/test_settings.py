@@ -155,9 +155,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "words"), WRONG, ids=str)
-def test_wrong_settings_of_a_loader_are_named_in_python_and_in_a_config(
-    url: str, settings: dict[str, Any], words: str
-) -> None:
+def test_wrong_settings_of_a_loader_are_named_everywhere(url: str, settings: dict[str, Any], words: str) -> None:
     dataset = StoreDataset(url, reader="array")
     with pytest.raises(errors.ConfigError, match=words):
         StoreLoader(dataset, **settings)
@@ -360,9 +358,7 @@ def test_wrong_keys_of_a_mixture_are_named(config: dict[str, Any], words: str) -
         ("seed", 9, "fork"),
     ],
 )
-def test_persistent_workers_of_a_plain_loader_refuse_to_use_an_old_setting(
-    url: str, name: str, value: Any, start_method: str
-) -> None:
+def test_persistent_workers_refuse_to_use_an_old_setting(url: str, name: str, value: Any, start_method: str) -> None:
     dataset = StoreDataset(url, reader="array", fields=["x", "label"], seed=1)
     loader = DataLoader(
         dataset, batch_size=8, num_workers=1, persistent_workers=True, multiprocessing_context=start_method

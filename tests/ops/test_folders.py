@@ -124,9 +124,7 @@ def test_pictures_of_every_suffix_are_packed_and_other_files_counted(tmp_path: P
 
 
 @pytest.mark.parametrize("classes", [["bird", "dog", "cat"], "bird,dog,cat", "names.txt"], ids=str)
-def test_classes_name_the_labels_of_a_folder_with_some_of_them(
-    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classes_name_the_labels_of_a_folder(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = put(tmp_path / "in", "cat/1.jpg", "dog/2.jpg")
     (tmp_path / "names.txt").write_text("bird\ndog\ncat\n")
     monkeypatch.chdir(tmp_path)
@@ -264,9 +262,7 @@ def test_masks_keep_their_bytes_and_their_class_ids_are_compared_exactly(name: s
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 @pytest.mark.parametrize("size", [(96, 64), (64, 64)])
-def test_masks_that_may_be_those_of_the_picture_as_displayed_are_counted(
-    orientation: int, size: tuple[int, int], tmp_path: Path
-) -> None:
+def test_masks_that_may_be_of_the_picture_as_displayed(orientation: int, size: tuple[int, int], tmp_path: Path) -> None:
     picture = saved(photograph(0).resize(size), "JPEG", exif=exif(orientation))
     notes = pack_masks(tmp_path, {"images/1.jpg": picture, "masks/1.png": mask(1, size=size)}).notes
     is_unproven = orientation == 3 or (orientation == 6 and size == (64, 64))

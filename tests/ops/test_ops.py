@@ -77,9 +77,7 @@ def test_a_copy_with_another_id_than_its_source_is_an_error(tree: Path, tmp_path
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("hdf5", 2), ("mongodb", 1)])
-def test_verify_reports_kind_and_share_of_every_damage(
-    make_engine_url: MakeUrl, engine: str, workers: int | None
-) -> None:
+def test_verify_reports_kind_and_share_of_damage(make_engine_url: MakeUrl, engine: str, workers: int | None) -> None:
     url = make_engine_url(engine)
     write_damaged(url)
     report = storeds.verify(url, workers=workers)
@@ -145,9 +143,7 @@ def test_verify_compares_columns_and_id_with_records(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_info_describes_a_store_and_what_an_interrupted_writer_left(
-    tree: Path, make_engine_url: MakeUrl, engine: str
-) -> None:
+def test_info_describes_a_store_and_its_leftovers(tree: Path, make_engine_url: MakeUrl, engine: str) -> None:
     url, unpublished = make_engine_url(engine), make_engine_url(engine)
     meta = storeds.pack(tree, url)
     found = storeds.info(url)
@@ -173,9 +169,7 @@ def test_info_describes_a_store_and_what_an_interrupted_writer_left(
         storeds.info(unpublished)
 
 
-def test_info_advises_against_chunked_datasets_and_network_file_systems(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_info_advises_against_chunks_and_networks(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"hdf5://{tmp_path}/a.h5"
     storeds.pack(tree, url)
     with h5py.File(tmp_path / "a.h5", "r+") as file:

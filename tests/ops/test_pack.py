@@ -322,7 +322,7 @@ def as_samples(blobs: list[bytes], folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("broken", [[0], [9], [0, 1, 2, 3]], ids=str)
 @pytest.mark.parametrize("form", [as_parquet, as_samples, lambda blobs, _: [*zip(blobs, range(10), strict=True)]])
-def test_a_broken_image_at_any_place_leaves_the_others_images(
+def test_a_broken_image_leaves_the_others(
     tmp_path: Path, form: Callable[[list[bytes], Path], Any], broken: list[int]
 ) -> None:
     blobs = [b"<html>"[: 6 * (number % 2)] if number in broken else jpeg(number) for number in range(10)]

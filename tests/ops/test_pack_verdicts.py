@@ -83,9 +83,7 @@ def test_the_note_on_damage_names_the_verdicts_of_each_picture(tmp_path: Path) -
     assert len(StoreDataset(f"lmdb://{tmp_path}/b.lmdb", reader="array", fields=["left_finding"], where=where)) == 0
 
 
-def test_pack_says_how_many_pictures_are_damaged_and_what_to_do(
-    tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pack_says_what_is_damaged_and_what_to_do(tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = ("pack", tree, f"lmdb://{tmp_path}/b.lmdb", "--kind", "flat", "--on-bad", "keep", "--overwrite")
     reported = storeds_json(*command)
     assert (reported["findings"], reported["damaged"]) == (COUNTS, 11)
@@ -218,9 +216,7 @@ def test_a_foreign_store_is_repaired_into_a_native_one(tmp_path: Path) -> None:
     assert records_of(target, "image")[names.index("no end")] == {"image": jpeg(1)}
 
 
-def test_verify_reports_repaired_pictures_as_the_damage_they_were_and_repair_leaves_them(
-    source: str, tmp_path: Path
-) -> None:
+def test_verify_and_repair_report_what_was_repaired(source: str, tmp_path: Path) -> None:
     url = f"hdf5://{tmp_path}/copy.h5"
     first, second = repair(source, url), repair(url, f"lmdb://{tmp_path}/2.lmdb")
     assert (second.id, second.kinds, second.beyond) == (first.id, first.kinds, first.beyond)

@@ -6,7 +6,7 @@ import os
 import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -99,18 +99,7 @@ class Names:
         return Differences(self.left_out, ())
 
 
-@pytest.fixture
-def register() -> Iterator[Callable[..., None]]:
-    """Give `register_format`, and forget what it registers."""
-    known = dict(storeds.registry.FORMATS._known)
-    yield storeds.register_format
-    storeds.registry.FORMATS._known.clear()
-    storeds.registry.FORMATS._known.update(known)
-
-
-def test_a_registered_format_reads_and_writes_and_is_found_by_its_detection(
-    tmp_path: Path, register: Callable[..., None]
-) -> None:
+def test_a_registered_format_reads_writes_and_is_detected(tmp_path: Path, registries: None) -> None:
     def read(path: str, *, upper: bool = False) -> Rows:
         """Rows of letters.
 
@@ -126,7 +115,7 @@ def test_a_registered_format_reads_and_writes_and_is_found_by_its_detection(
         return os.path.exists(os.path.join(path, "a"))
 
     write(tmp_path, {name: name for name in "abcd"})
-    register("letters", Format(about="letters of an alphabet", read=read, write=Names, detect=detect))
+    storeds.register_format("letters", Format(about="letters of an alphabet", read=read, write=Names, detect=detect))
     with pytest.raises(errors.ConfigError, match="no option 'uper'; did you mean 'upper'"):
         storeds.pack(tmp_path, "memory://letters", kind="letters", uper=True)
     found = storeds.pack(tmp_path, "memory://letters", kind="letters", upper=True, on_bad="skip", overwrite=True)
@@ -140,10 +129,10 @@ def test_a_registered_format_reads_and_writes_and_is_found_by_its_detection(
     assert (tmp_path / "out" / "names.txt").read_text() == "0 a\n1 aa\n2 b\n3 c\n4 cc\n5 d\n6 dd\n"
 
 
-def test_formats_of_one_direction_say_so(tmp_path: Path, register: Callable[..., None]) -> None:
+def test_formats_of_one_direction_say_so(tmp_path: Path, registries: None) -> None:
     with pytest.raises(errors.ConfigError, match="export writes no format 'csv'; the formats are coco, folder, yolo"):
         storeds.export(make_store({"key": "str"}, []), tmp_path / "out", format="csv")
-    register("names", Format(about="names", write=Names))
+    storeds.register_format("names", Format(about="names", write=Names))
     with pytest.raises(errors.ConfigError, match="export writes format 'names', and pack does not read it"):
         storeds.pack(tmp_path, "memory://x", kind="names")
 

@@ -108,9 +108,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
-def test_the_page_fits_is_accessible_and_asks_for_nothing(
-    browser: Browser, page: Path, width: int, scheme: str
-) -> None:
+def test_the_page_fits_and_asks_for_nothing(browser: Browser, page: Path, width: int, scheme: str) -> None:
     tab, seen = opened(browser, page, width, scheme)
     tab.locator("summary").click()
     for step in ("the grid", "a record"):

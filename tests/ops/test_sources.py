@@ -444,9 +444,7 @@ SPOKEN: list[tuple[str | bytes, dict[str, Any], dict[str, list[Any]]]] = [
 
 
 @pytest.mark.parametrize(("text", "options", "expected"), SPOKEN)
-def test_what_a_csv_file_says(
-    text: str | bytes, options: dict[str, Any], expected: dict[str, list[Any]], tmp_path: Path
-) -> None:
+def test_a_csv_file(text: str | bytes, options: dict[str, Any], expected: dict[str, list[Any]], tmp_path: Path) -> None:
     write(tmp_path, {**PHOTOS, "lists/a.csv": text})
     source = Source(tmp_path / "lists/a.csv", root=tmp_path, **options)
     found = {name: source.column(name) for name in source.kinds} | {"classes": source.rows.attrs.get("classes", [])}

@@ -53,9 +53,7 @@ def is_true(found: Stats, blobs: Sequence[bytes], mode: str = "RGB") -> bool:
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
-def test_every_engine_gives_what_numpy_gives_over_all_pixels(
-    make_engine_url: Callable[[str], str], engine: str
-) -> None:
+def test_every_engine_gives_what_numpy_gives(make_engine_url: Callable[[str], str], engine: str) -> None:
     found = ops.stats(write(make_engine_url(engine)), all=True)
     assert is_true(found, BLOBS)
     height, width = np.array([by_pillow(blob).shape[:2] for blob in BLOBS]).T
@@ -209,9 +207,7 @@ def test_a_cache_of_another_shape_is_made_again(cache: Path, shape: str) -> None
     dataset()
 
 
-def test_a_cache_that_cannot_be_written_is_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_cache_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("STOREDS_CACHE", "/proc/nowhere")
     assert is_true(ops.stats(write("memory://nocache")), BLOBS)
     assert "are not kept, since /proc/nowhere/storeds cannot be written" in caplog.text

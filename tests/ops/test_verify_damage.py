@@ -84,9 +84,7 @@ def copy_of(number: int, data: bytes) -> bytes:
 
 
 @pytest.mark.share(1)
-def test_verify_reports_flipped_bits_or_the_data_is_right(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flipped_bits_are_reported_or_harmless(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, path, truth = store
     data = path.read_bytes()
     monkeypatch.setattr(f"{WORKERS}.DEADLINE", 5.0)

@@ -333,9 +333,7 @@ def label_files(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples(50))
 @given(text=label_files())
-def test_random_label_files_are_read_as_plain_python_reads_them_and_come_back(
-    text: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_random_label_files_are_read_and_come_back(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = write(tmp_path_factory.mktemp("set"), yolo({"train/a": text}))
     storeds.pack(root, "memory://yolo", overwrite=True)
     storeds.export("memory://yolo", root / "out", format="yolo")
