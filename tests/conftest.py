@@ -33,27 +33,11 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
-PROCESS_FILES = frozenset(
-    f"test_{name}.py"
-    for name in [
-        "crashes",
-        "distributed",
-        "examples",
-        "failover",
-        "forks",
-        "loader",
-        "modes",
-        "modes_bad_input",
-        "mongod",
-        "plugin_example",
-        "processes",
-        "repeats",
-        "samples_equal",
-        "sampling",
-        "two_writers",
-        "verify_damage",
-    ]
+PROCESSES = (
+    "crashes distributed examples failover forks loader modes modes_bad_input mongod plugin_example processes "
+    "samples_equal sampling two_writers verify_damage"
 )
+PROCESS_FILES = frozenset(f"test_{name}.py" for name in PROCESSES.split())
 """Files whose tests get the marker ``process``."""
 
 SLOW_FILES = frozenset(("test_bad_stores.py", "test_crashes.py", "test_examples.py", "test_never_silent.py"))

@@ -111,28 +111,22 @@ def with_values_that_no_column_holds() -> dict[str, Any]:
 
 def test_the_fields_of_a_record(tmp_path: Path) -> None:
     file = written(tmp_path, annotated())
-    rows = open_source(file)
-    assert rows.attrs["classes"] == ["person", "dog", "toothbrush"]
-    assert rows.attrs["category_ids"] == [1, 18, 90]
-    assert rows.attrs["keypoint_names"] == ["nose", "left", "right"]
-    assert rows.attrs["skeleton"] == [[1, 2], [1, 3]]
-    fields = rows.fields
+    rows, fields = open_source(file), open_source(file).fields
+    assert {name: rows.attrs[name] for name in ("classes", "category_ids", "keypoint_names", "skeleton")} == {
+        **{"classes": ["person", "dog", "toothbrush"], "category_ids": [1, 18, 90]},
+        **{"keypoint_names": ["nose", "left", "right"], "skeleton": [[1, 2], [1, 3]]},
+    }
     assert (fields["boxes"].role, fields["boxes"].format, fields["masks"].format) == ("boxes", "xywh", "coco")
     assert [fields[name].of for name in ("iscrowd", "area", "annotation_ids")] == ["boxes"] * 3
     (first, second, empty), bad = read(file)
     assert not bad
-    assert (first["key"], first["image_id"]) == ("a.jpg", 42)
+    assert (first["key"], first["image_id"], first["labels"].tolist()) == ("a.jpg", 42, [1, 0])
     assert first["boxes"].tolist() == [[10.5, 10, 19.5, 20.25], [40, 5, 40, 40]]
-    assert first["labels"].tolist() == [1, 0]
     assert first["keypoints"].tolist() == [[[0, 0, 0]] * 3, [[41, 6, 2], [50.5, 20, 1], [0, 0, 0]]]
-    assert second["iscrowd"].tolist() == [True, False]
-    assert second["area"].tolist() == [50, 100]
-    assert empty["boxes"].shape == (0, 4)
-    assert empty["keypoints"].shape == (0, 3, 3)
-    assert empty["masks"] == []
+    assert (second["iscrowd"].tolist(), second["area"].tolist()) == ([True, False], [50, 100])
+    assert (empty["boxes"].shape, empty["keypoints"].shape, empty["masks"]) == ((0, 4), (0, 3, 3), [])
     (captioned, _), _ = read(written(tmp_path / "captions", CAPTIONS))
-    assert captioned["captions"] == ["Zwei Hühner", "", "…"]
-    assert "boxes" not in captioned
+    assert (captioned["captions"], "boxes" in captioned) == (["Zwei Hühner", "", "…"], False)
     (odd, *_), _ = read(written(tmp_path / "odd", with_values_that_no_column_holds()))
     assert odd["iscrowd"].tolist() == [False, False]
 
@@ -148,9 +142,7 @@ def rewritten(source: str, target: str, change: Callable[[Any], Any], *, without
     return records[0]
 
 
-def fewer(record: dict[str, Any]) -> None:
-    for name in ("boxes", "labels", "masks", "keypoints", "iscrowd", "area", "annotation_ids"):
-        record[name] = record[name][1:]
+OF_OBJECTS = ("boxes", "labels", "masks", "keypoints", "iscrowd", "area", "annotation_ids")
 
 
 # What is changed after packing → how, and the fields that the error names.
@@ -159,7 +151,10 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a label": (lambda record: record.update(labels=record["labels"][::-1]), "labels"),
     "keypoints": (lambda record: record.update(keypoints=record["keypoints"] * 2), "keypoints"),
     "crowd": (lambda record: record.update(iscrowd=~record["iscrowd"]), "iscrowd"),
-    "a row less": (fewer, "boxes, labels, masks"),
+    "a row less": (
+        lambda record: record.update({name: record[name][1:] for name in OF_OBJECTS}),
+        "boxes, labels, masks",
+    ),
 }
 
 
@@ -329,27 +324,27 @@ def test_a_problem_is_reported_by_name_and_nothing_else_is_lost(case: str, tmp_p
     assert exported(url, tmp_path / "out") == by_image(document)
 
 
-@pytest.mark.parametrize(
-    ("document", "why"),
-    [
-        ([], "is no object with lists of images and annotations, as COCO's files are, but a list"),
-        ({"images": 3, "annotations": []}, "images"),
-        ({"images": [], "annotations": []}, "lists no image"),
-        ({**annotated(), "categories": [{"id": 1}]}, "a category has an id, a whole number or text, and a name, not"),
-        ({**annotated(), "categories": [{"id": 1, "name": "x"}, {"id": 1, "name": "y"}]}, "have one id, 1"),
-        ({**annotated(), "categories": 3}, "a category has an id"),
-        (
-            {**annotated(), "info": {"version": float("nan")}},
-            "its categories, or keys such as info, .* JSON has no nan",
-        ),
-        ({**annotated(), "annotations": ["DEEP"]}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
-        ("BROKEN", "is not JSON in UTF-8 that can be stored: .*: line 1 column"),
-    ],
-)
+def with_categories(categories: Any) -> dict[str, Any]:
+    return {**annotated(), "categories": categories}
+
+
+NOT_COCO: list[tuple[Any, str]] = [
+    ([], "is no object with lists of images and annotations, as COCO's files are, but a list"),
+    ({"images": 3, "annotations": []}, "images"),
+    ({"images": [], "annotations": []}, "lists no image"),
+    (with_categories([{"id": 1}]), "a category has an id, a whole number or text, and a name, not"),
+    (with_categories([{"id": 1, "name": "x"}, {"id": 1, "name": "y"}]), "have one id, 1"),
+    (with_categories(3), "a category has an id"),
+    ({**annotated(), "info": {"version": float("nan")}}, "its categories, or keys such as info, .* JSON has no nan"),
+    ({**annotated(), "annotations": ["DEEP"]}, "is not JSON in UTF-8 that can be stored: maximum recursion depth"),
+    ("BROKEN", "is not JSON in UTF-8 that can be stored: .*: line 1 column"),
+]
+
+
+@pytest.mark.parametrize(("document", "why"), NOT_COCO, ids=[why[:40] for _, why in NOT_COCO])
 def test_a_file_that_is_not_coco(document: Any, why: str, tmp_path: Path) -> None:
-    file = written(tmp_path, annotated())
-    text = json.dumps(document).replace('"DEEP"', "[" * 100_000 + "]" * 100_000).replace('"BROKEN"', '{"images": [')
-    file.write_text(text)
+    file, deep = written(tmp_path, annotated()), "[" * 100_000 + "]" * 100_000
+    file.write_text(json.dumps(document).replace('"DEEP"', deep).replace('"BROKEN"', '{"images": ['))
     with pytest.raises(ConfigError, match=why):
         open_source(file, kind="coco")
 
@@ -367,17 +362,13 @@ def test_a_file_is_utf_8(encoding: str, byte: str | None, tmp_path: Path) -> Non
         open_source(file, kind="coco")
 
 
-def test_pictures_that_the_file_does_not_list_are_counted(tmp_path: Path) -> None:
-    file = written(tmp_path, annotated())
-    write(tmp_path, {"other.jpg": 0, "sub/more.png": 0, "notes.txt": ""})
-    note = open_source(file).notes[-1]
-    assert note.startswith("2 image files are in ")
-    assert note.endswith("but not in instances.json, and left out: other.jpg, sub/more.png")
-
-
 def test_the_source_is_detected_and_finds_its_pictures(tmp_path: Path) -> None:
     file = written(tmp_path, annotated(), name="annotations/instances_val2017.json", images="val2017")
+    write(tmp_path / "val2017", {"other.jpg": 0, "sub/more.png": 0, "notes.txt": ""})
     assert len(read(file)[0]) == 3
+    note = open_source(file).notes[-1]
+    assert note.startswith("2 image files are in ")
+    assert note.endswith("but not in instances_val2017.json, and left out: other.jpg, sub/more.png")
     (tmp_path / "val2017").rename(tmp_path / "elsewhere")
     with pytest.raises(StoreNotFoundError, match=r"pass the folder of the pictures as root= \(--option root=…\)"):
         open_source(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -56,20 +55,6 @@ def test_two_classes_of_many_files_open_without_a_warning(tmp_path: Path, recwar
         assert len(backend) == 2020
     gc.collect()  # which reports what was left open
     assert [str(each.message) for each in recwarn] == []
-
-
-def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "a/1.jpg")
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
-    os.mkfifo("a/2.jpg")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("a/3.jpg")
-        os.mknod("a/5.jpg", 0o600 | 0o20000, os.makedev(1, 3))
-        assert Source(".", kind="imagefolder").bad == [
-            "a/2.jpg: is not a regular file",
-            "a/3.jpg: cannot be read: No such device or address",
-            "a/5.jpg: is not a regular file",
-        ]
 
 
 def test_links(tmp_path: Path) -> None:

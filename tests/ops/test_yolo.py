@@ -58,7 +58,6 @@ def lines_of(folder: Path) -> dict[str, list[list[float]]]:
 @pytest.mark.parametrize(
     ("line", "more"),
     [
-        ("1 0.50 0.123456789 1e-3 0.3", ""),
         ("1 0.5 0.5 0.2 0.2 0.1 0.2 2 0.3 0.4 1 0 0 0", "kpt_shape: [3, 3]\nflip_idx: [1, 0, 2]\n"),
         ("1 0.5 0.5 0.2 0.2 0.1 0.2 0.3 0.4", "kpt_shape: [2, 2]\n"),
     ],
