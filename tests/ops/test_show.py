@@ -20,7 +20,8 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
 import storeds
-from _damaged import PICTURES, write_damaged
+from _damaged import PICTURES
+from _damaged import write as write_damaged
 from _modes import Counted
 from _packing import storeds_command
 from make_store import make_store
