@@ -181,10 +181,15 @@ def numbers(tmp_path: Path) -> str:
     return make_store({"label": "int"}, ({"label": at} for at in range(600)), f"hdf5://{tmp_path}/numbers")
 
 
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [("os.kill(os.getpid(), 11)", "died of SIGSEGV"), ("time.sleep(1000)", "did not answer for 4 seconds")],
-)
+FAILURES = {
+    "os.kill(os.getpid(), 11)": "died of SIGSEGV",
+    "os._exit(0)": "ended with exit code 0",
+    "time.sleep(1000)": "did not answer for 4 seconds",
+}
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize(("statement", "message"), FAILURES.items(), ids=FAILURES)
 def test_a_checking_process_that_fails_costs_one_record(
     fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
