@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from _damaged import PICTURES, write
-from _foreign_lmdb import put
 from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import jpeg
@@ -77,14 +75,6 @@ def test_bad_samples_are_counted_and_replaced(make_engine_url: MakeUrl) -> None:
     report = bench(url, workers=[0], batch_size=len(PICTURES), seconds=BRIEF)
     assert report.measurements[0].bad >= bad * report.measurements[0].samples // len(PICTURES) > 0
     assert any(f"storeds verify {url}" in advice for advice in report.advice)
-
-
-def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
-    put(tmp_path / "foreign", [(str(n).encode(), jpeg(n)) for n in range(4)], database=b"pictures")
-    url = f"lmdb://{tmp_path}/foreign"
-    how = ["--layout", "keyed", "--option", "database=pictures", "--workers", 0, "--seconds", BRIEF, "--batch-size", 4]
-    found = storeds_json("bench", url, *how)
-    assert (found["layout"], found["count"]) == ("keyed", 4)
 
 
 # Settings

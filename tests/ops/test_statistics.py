@@ -18,7 +18,6 @@ from _damaged import PICTURES
 from _damaged import write as write_damaged
 from make_store import make_store
 from photographs import by_pillow, jpeg, saved
-from picture_stores import foreign
 from storeds import ops
 from storeds.errors import ConfigError
 from storeds.ops import Stats
@@ -129,12 +128,6 @@ def test_pixels_that_count_and_pictures_that_do_not(name: str) -> None:
     found = ops.stats(write(blobs=blobs), **arguments)
     assert {attribute: getattr(found, attribute) for attribute in wanted} == wanted
     assert not counted or is_true(found, counted, arguments.get("mode", "RGB"))
-
-
-def test_a_foreign_store(tmp_path: Path) -> None:
-    found = ops.stats(foreign(tmp_path, [*BLOBS, jpeg(1)[:-2]]))
-    assert is_true(found, BLOBS)
-    assert (found.judged, found.damaged, found.classes) == (len(BLOBS) + 1, {"missing_eoi": 1}, None)
 
 
 def test_the_result_is_kept_until_the_store_changes(tmp_path: Path, cache: Path) -> None:
