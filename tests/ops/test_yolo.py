@@ -1,4 +1,4 @@
-"""`export` to YOLO: the numbers of the text come back, and what has no place is listed."""
+"""Data sets of YOLO, out and in: numbers of the text come back, and what has no place is listed; `test_sources` has more."""
 
 from __future__ import annotations
 
