@@ -1,4 +1,4 @@
-"""The package: what it exports, what importing it loads, and that its files call one another in one direction."""
+"""The package: its names, what importing it loads, the direction of its imports, and the tree of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pack, convert, verify and info, as functions."""
+"""pack, convert, verify and info; no operation replaces a store that it reads, whatever name it is given."""
 
 from __future__ import annotations
 

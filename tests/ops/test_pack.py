@@ -1,4 +1,4 @@
-"""Packing: bad items by policy, splits, re-encoding and workers; `test_resuming` has interrupts."""
+"""Packing: splits, re-encoding, and bad items by policy; `test_resuming` has interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pack and convert examine each picture once and keep the verdict on it; info and the commands count verdicts."""
+"""pack and convert examine each picture once and keep the verdict; repair keeps what each picture was."""
 
 from __future__ import annotations
 

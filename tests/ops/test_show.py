@@ -1,4 +1,4 @@
-"""`storeds show` and `dataset.show`: the page in a real browser, its overlays, what it says of odd and hostile records."""
+"""`storeds show` and `dataset.show`: the page in a browser, odd and hostile records, and the sheet of damage."""
 
 from __future__ import annotations
 

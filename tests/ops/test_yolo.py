@@ -1,4 +1,4 @@
-"""Data sets of YOLO, out and in: numbers of the text come back, and what has no place is listed; `test_sources` has more."""
+"""Data sets of YOLO, out and in: numbers come back, and what has no place is listed; `test_sources` has the rest."""
 
 from __future__ import annotations
 
