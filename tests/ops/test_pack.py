@@ -263,7 +263,7 @@ BREAK: dict[str, tuple[Callable[[Path], object], str]] = {
     "fifo": (os.mkfifo, "is not a regular file"),
     "bytes": (lambda path: Path(os.fsdecode(bytes(path) + b"\xff.jpg")).touch(), "its name is not valid UTF-8"),
 }
-KEPT = {"empty", "text", "header", "zeros", "scanless"}  # the others have no bytes
+HAVE_BYTES = {"empty", "text", "header", "zeros", "scanless"}  # the others have no bytes
 
 
 @pytest.fixture
@@ -307,8 +307,8 @@ def test_of_a_folder(broken: Path, tmp_path: Path) -> None:
 def test_keep_says_what_it_kept(broken: Path, tmp_path: Path) -> None:
     problems: list[Bad] = []
     packed = storeds.pack(broken, f"lmdb://{tmp_path}/store", on_bad="keep", on_problem=problems.append)
-    assert {kind for kind in BREAK for each in problems if each.kept and f"/{kind}" in each.name} == KEPT
-    assert (packed.count, packed.left_out) == (WHOLE + len(KEPT) * COUNT, (len(BREAK) - len(KEPT)) * COUNT)
+    assert {kind for kind in BREAK for each in problems if each.kept and f"/{kind}" in each.name} == HAVE_BYTES
+    assert (packed.count, packed.left_out) == (WHOLE + len(HAVE_BYTES) * COUNT, (len(BREAK) - len(HAVE_BYTES)) * COUNT)
 
 
 def as_parquet(blobs: list[bytes], folder: Path) -> Path:

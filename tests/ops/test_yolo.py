@@ -282,7 +282,7 @@ def test_files_that_do_not_belong_together_are_reported(tmp_path: Path) -> None:
     ]
     starts = (
         "images/train/c.jpg: its label file labels/train/c.txt: the path leads through a link to ",
-        "images/train/d.jpg: its label file cannot be records_in: No such file or directory",
+        "images/train/d.jpg: its label file cannot be read: No such file or directory",
         "labels/train/b.TXT: no image has this label file",
         "labels/train/c.txt: is a link to ",
         "labels/train/z.txt: no image has this label file",
