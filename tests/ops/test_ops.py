@@ -232,7 +232,6 @@ def test_every_function_takes_the_same_names_of_stores(
 
 # No operation replaces a store that it reads, whatever name or view of it is given
 
-MakeUrl = Callable[[str], str]
 REFUSED = "itself, which writing would replace"
 
 
