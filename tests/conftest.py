@@ -33,27 +33,11 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
-PROCESS_FILES = frozenset(
-    f"test_{name}.py"
-    for name in [
-        "crashes",
-        "distributed",
-        "examples",
-        "failover",
-        "forks",
-        "loader",
-        "modes",
-        "modes_bad_input",
-        "mongod",
-        "plugin_example",
-        "processes",
-        "repeats",
-        "samples_equal",
-        "sampling",
-        "two_writers",
-        "verify_damage",
-    ]
+PROCESSES = (
+    "crashes distributed examples failover forks loader modes modes_bad_input mongod plugin_example processes "
+    "samples_equal sampling two_writers verify_damage"
 )
+PROCESS_FILES = frozenset(f"test_{name}.py" for name in PROCESSES.split())
 """Files whose tests get the marker ``process``."""
 
 SLOW_FILES = frozenset(("test_bad_stores.py", "test_crashes.py", "test_examples.py", "test_never_silent.py"))
@@ -165,3 +149,18 @@ def make_engine_url(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[
         return f"{engine}://{tmp_path}/{name}.{engine}"
 
     return make
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Forget what a test registers."""
+    from storeds.registry import BACKENDS, DECODERS, FORMATS, LAYOUTS, READERS
+
+    every = (BACKENDS, LAYOUTS, READERS, DECODERS, FORMATS)
+    for each in every:
+        each.names()  # scans the entry points, which is not repeated
+    before = [dict(each._known) for each in every]
+    yield
+    for each, known in zip(every, before, strict=True):
+        each._known.clear()
+        each._known.update(known)

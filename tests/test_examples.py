@@ -38,15 +38,12 @@ class Resume(NamedTuple):
     prints: str = "the same weights\n"
 
 
+STOPPED = [2 * STEPS, STEPS, 2 * STEPS]
 RESUMES = {
-    "StatefulDataLoader": Resume("torchdata", "resume_stateful.py", STEPS + 13, [], prints="go on after step 70"),
-    "Lightning, in the second epoch": Resume(
-        "lightning", "train_lightning.py", STEPS + 13, [2 * STEPS, STEPS + 13, 2 * STEPS]
-    ),
-    "Lightning, after the first epoch": Resume("lightning", "train_lightning.py", STEPS, [2 * STEPS, STEPS, 2 * STEPS]),
-    "Trainer, after the first epoch": Resume(
-        "transformers", "train_transformers.py", None, [2 * STEPS, STEPS, 2 * STEPS], prints=""
-    ),
+    "StatefulDataLoader": Resume("torchdata", "resume_stateful.py", 70, [], prints="go on after step 70"),
+    "Lightning, in the second epoch": Resume("lightning", "train_lightning.py", 70, [2 * STEPS, 70, 2 * STEPS]),
+    "Lightning, after the first epoch": Resume("lightning", "train_lightning.py", STEPS, STOPPED),
+    "Trainer, after the first epoch": Resume("transformers", "train_transformers.py", None, STOPPED, prints=""),
     "Accelerate, one process": Resume("accelerate", "train_accelerate.py", STEPS, [2 * STEPS, STEPS], prints=ONCE),
     "Accelerate, two processes": Resume("accelerate", "train_accelerate.py", 40, [2 * 29, 18], ranks=2, prints=ONCE),
 }
@@ -68,12 +65,10 @@ def test_a_framework_resumes_to_the_same_weights(tmp_path: Path, name: str) -> N
 
 
 SEEDS = sorted((EXAMPLES / "seeds").glob("*.py"))
+assert len(SEEDS) == 5
 
 
-def test_there_are_five_seeds() -> None:
-    assert len(SEEDS) == 5
-
-
+@pytest.mark.share(2)
 @pytest.mark.parametrize("program", SEEDS, ids=lambda program: program.stem)
 def test_a_seed_runs_from_nothing(program: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(program)]

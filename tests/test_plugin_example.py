@@ -34,18 +34,15 @@ def run(place: Path, *command: object, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the package and what an installer makes of its pyproject.toml; needs no network."""
-    place = tmp_path_factory.mktemp("site")
-    shutil.copytree(
-        PLUGIN / "src" / "storeds_sqlite", place / "storeds_sqlite", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    place, ignored = tmp_path_factory.mktemp("site"), shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PLUGIN / "src" / "storeds_sqlite", place / "storeds_sqlite", ignore=ignored)
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     info = place / "storeds_sqlite-1.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    lines = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    with (info / "entry_points.txt").open("w") as file:
+        for group, points in project["entry-points"].items():
+            print(f"[{group}]", *(f"{name} = {target}" for name, target in points.items()), sep="\n", file=file)
     return place
 
 
@@ -63,27 +60,34 @@ def test_it_passes_the_conformance_kit(installed: Path, tmp_path: Path) -> None:
     assert "skipped" not in printed
 
 
+COMMANDS = """
+import json, sqlite3
+from typer.testing import CliRunner
+from storeds.cli import app
+
+def storeds(*arguments):
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+plugins = [row for row in storeds("plugins")["plugins"] if row["origin"] == "storeds-sqlite"]
+database = sqlite3.connect("a.db")
+database.execute("CREATE TABLE t (x INTEGER, name TEXT)")
+database.executemany("INSERT INTO t VALUES (?, ?)", [(n, str(n)) for n in range(9)])
+database.commit()
+storeds("convert", "sqlite://a.db", "sqlite://b.db")
+storeds("convert", "sqlite://b.db", "lmdb://c.lmdb")
+storeds("verify", "sqlite://b.db")
+print(json.dumps([plugins, *(storeds("info", url) for url in ("sqlite://a.db", "sqlite://b.db", "lmdb://c.lmdb"))]))
+"""
+
+
 def test_it_is_listed_and_used_by_every_command(installed: Path, tmp_path: Path) -> None:
-    def storeds(*arguments: object) -> dict[str, object]:
-        start = "from storeds.cli import main; main()"
-        found: dict[str, object] = json.loads(run(installed, "-c", start, *arguments, "--json", folder=tmp_path))
-        return found
-
-    plugins = storeds("plugins")["plugins"]
-    assert isinstance(plugins, list)
-    own = {(row["sort"], row["name"], row["state"]) for row in plugins if row["origin"] == "storeds-sqlite"}
+    plugins, table, native, copy = json.loads(run(installed, "-c", COMMANDS, folder=tmp_path))
+    own = {(row["sort"], row["name"], row["state"]) for row in plugins}
     assert own == {("backend", "sqlite", "ok"), ("layout", "sqlite/table", "ok")}
-
-    make = "import sqlite3; db = sqlite3.connect('a.db'); db.execute('CREATE TABLE t (x INTEGER, name TEXT)'); "
-    make += "db.executemany('INSERT INTO t VALUES (?, ?)', [(n, str(n)) for n in range(9)]); db.commit()"
-    run(installed, "-c", make, folder=tmp_path)
-    assert storeds("info", "sqlite://a.db")["layout"] == "sqlite/t"
-    storeds("convert", "sqlite://a.db", "sqlite://b.db")
-    assert storeds("info", "sqlite://b.db")["layout"] == "storeds/1"
-    storeds("convert", "sqlite://b.db", "lmdb://c.lmdb")
-    ids = [storeds("info", url)["id"] for url in ("sqlite://b.db", "lmdb://c.lmdb")]
-    assert ids[0] == ids[1]
-    storeds("verify", "sqlite://b.db")
+    assert (table["layout"], native["layout"]) == ("sqlite/t", "storeds/1")
+    assert native["id"] == copy["id"]
 
 
 def test_the_page_shows_the_real_text() -> None:

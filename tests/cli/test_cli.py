@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import functools
+import inspect
 import json
 import math
 import os
@@ -28,6 +31,8 @@ from _packing import stored_records, storeds_command, storeds_json
 from make_store import make_store
 from mask_files import write
 from photographs import jpeg
+from storeds import registry
+from storeds.cli import app
 
 
 @pytest.fixture
@@ -49,33 +54,24 @@ def test_pack_convert_verify_and_info_as_text_and_as_json(tree: Path, tmp_path: 
     assert re.search(r"image +image\n +label +int\n +key +str", storeds_command("info", url))
 
 
-def test_convert_joins_several_stores_by_the_names_of_their_classes(tmp_path: Path) -> None:
-    for number, classes in enumerate((["cat", "dog"], ["dog", "eel"], ["cat"])):
-        root = write(tmp_path / str(number), {f"{name}/{number}.jpg": number for name in classes})
-        storeds_command("pack", root, tmp_path / f"{number}.lmdb")
-    urls = [str(tmp_path / f"{number}.lmdb") for number in range(3)]
-    assert "5 records, id " in storeds_command("convert", *urls, "-o", tmp_path / "all.lmdb")
-    assert [row["label"] for row in stored_records(tmp_path / "all.lmdb")] == [0, 1, 1, 2, 0]
-    assert storeds_json("info", tmp_path / "all.lmdb")["attrs"]["classes"] == ["cat", "dog", "eel"]
-    one = storeds_json("convert", urls[0], "--output", tmp_path / "one.h5")
-    assert one["id"] == storeds_json("convert", urls[0], tmp_path / "two.h5")["id"]
+def test_convert_joins_several_stores(tmp_path: Path) -> None:
+    urls = [make_store({"x": "int"}, [{"x": n}], str(tmp_path / f"{n}.lmdb")) for n in range(3)]
+    assert "3 records, id " in storeds_command("convert", *urls, "-o", tmp_path / "all.lmdb")
+    assert [row["x"] for row in stored_records(tmp_path / "all.lmdb")] == [0, 1, 2]
+    assert storeds_json("convert", urls[0], "--output", tmp_path / "one.h5")["id"] == storeds.info(urls[0]).id
     for given in (urls, urls[:1]):
         assert "name the new store with -o" in storeds_command("convert", *given, code=2)
 
 
 def test_info_shows_roles(tmp_path: Path) -> None:
-    source, url = f"lmdb://{tmp_path}/a.lmdb", f"lmdb://{tmp_path}/b.lmdb"
-    boxes = {"kind": "array", "dtype": "float32", "shape": [None, 4]}
+    url, boxes = f"lmdb://{tmp_path}/b.lmdb", {"kind": "array", "dtype": "float32", "shape": [None, 4]}
     record = {"image": b"x", "boxes": np.zeros((1, 4), np.float32), "areas": [1.5]}
-    make_store({"image": "image", "boxes": boxes, "areas": "json"}, [record], source)
+    source = make_store({"image": "image", "boxes": boxes, "areas": "json"}, [record], f"lmdb://{tmp_path}/a.lmdb")
     roles = ("--role", 'boxes={"role": "boxes", "format": "xywh"}', "--role", 'areas={"of": "boxes"}')
     storeds_command("convert", source, url, "--no-check", *roles)
-    lines = storeds_command("info", url).splitlines()
-    assert [line.split() for line in lines[-5:-2]] == [
-        ["fields", "image", "image"],
-        ["boxes", "array", "<f4", "[*,", "4]", "boxes", "xywh"],
-        ["areas", "json", "of", "boxes"],
-    ]
+    lines = [line.split() for line in storeds_command("info", url).splitlines()[-5:-2]]
+    assert lines[0] == ["fields", "image", "image"]
+    assert lines[1:] == [["boxes", "array", "<f4", "[*,", "4]", "boxes", "xywh"], ["areas", "json", "of", "boxes"]]
     declared = {row.pop("name"): row for row in storeds_json("info", url)["fields"]}
     assert declared["boxes"] == {**boxes, "dtype": "<f4", "role": "boxes", "format": "xywh"}
     assert declared["areas"] == {"kind": "json", "of": "boxes"}
@@ -99,13 +95,9 @@ def test_verify_shows_severity_and_counts_and_json_has_everything(tmp_path: Path
     assert (note["position"], note["key"], note["severity"]) == (8, "trailing", "harmless")
     coarse = next(finding for finding in found["findings"] if finding["key"] == "coarse")
     assert coarse["severity"] == f"{math.floor(1000 * coarse['recovered']) / 10:g} %"
-
-
-def test_trailing_bytes_are_harmless(tmp_path: Path) -> None:
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    make_store({"image": "image"}, ({"image": jpeg(n % 4) + bytes(8)} for n in range(30)), url)
-    assert "and 10 more harmless notes" in storeds_command("verify", url)
-    assert len(storeds_json("verify", url)["notes"]) == 30
+    trailing = make_store({"image": "image"}, [{"image": jpeg(n % 4) + bytes(8)} for n in range(30)])
+    assert "and 10 more harmless notes" in storeds_command("verify", trailing)
+    assert len(storeds_json("verify", trailing)["notes"]) == 30
 
 
 @pytest.mark.parametrize(
@@ -133,26 +125,11 @@ def test_no_message_shows_a_password() -> None:
         assert "127.0.0.1:9" in shown
 
 
-def test_plugins_lists_every_plug_in_and_what_it_needs() -> None:
-    rows = storeds_json("plugins")["plugins"]
-    names = {(row["sort"], row["name"]) for row in rows}
-    assert names >= {("backend", "lmdb"), ("backend", "mongodb"), ("reader", "image"), ("format", "coco")}
-    assert all(row["state"] == "ok" for row in rows)
-    assert "pymongo" in storeds_command("plugins")
-
-
 def test_version_and_the_schema_of_configs() -> None:
     assert storeds.__version__ in storeds_command("--version")
-    assert storeds_json("config", "schema") == json.loads(storeds_command("config", "schema"))
-    assert "dataset" in storeds_json("config", "schema")["properties"]
-
-
-def test_the_installed_command_says_errors_on_stderr() -> None:
-    command = [str(Path(sys.executable).with_name("storeds")), "info", "/nowhere/x.lmdb"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "no store at" in done.stderr
-    assert done.stdout == ""
+    schema = storeds_json("config", "schema")
+    assert schema == json.loads(storeds_command("config", "schema"))
+    assert "dataset" in schema["properties"]
 
 
 def test_help_and_verify_load_only_what_they_need(tree: Path, tmp_path: Path) -> None:
@@ -184,26 +161,23 @@ def test_text_is_printed_as_it_is(tmp_path: Path) -> None:
     make_store({"key": "str", "image": "image"}, records, f"hdf5://{plain}", attrs={"classes": SPECIAL})
     special.parent.mkdir()
     plain.rename(special)
-    url = f"hdf5://{special}"
-    shown = storeds_command("info", url)
-    assert row(shown, "url") == url
+    shown = storeds_command("info", f"hdf5://{special}")
+    assert row(shown, "url") == f"hdf5://{special}"
     assert json.loads(row(shown, "attrs")) == {"classes": SPECIAL}
-    shown = storeds_command("verify", url, "--workers", 1, code=1)
+    shown = storeds_command("verify", f"hdf5://{special}", "--workers", 1, code=1)
     assert row(shown, "1").startswith("[/b]:smile: ")
-    assert f"\n{url}: 2 records" in shown
-    missing = f"{tmp_path}/[red]::smile:.lmdb"
-    assert all(
-        missing in storeds_command(command, f"lmdb://{missing}", code=3) for command in ("info", "verify", "bench")
-    )
+    assert f"\nhdf5://{special}: 2 records" in shown
+    missing = f"lmdb://{tmp_path}/[red]::smile:.lmdb"
+    for command in ("info", "verify", "bench"):
+        assert missing.removeprefix("lmdb://") in storeds_command(command, missing, code=3)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool) -> None:
     """U+009B begins an escape sequence as ESC [ does, and JSON allows it in a text."""
     name = "".join(map(chr, [0x1B, 0x7F, 0x80, 0x9B, 0x9D, 0x2028, 0x202E]))
-    url = f"lmdb://{tmp_path}/a.lmdb"
-    make_store({"label": "int"}, [{"label": 0}], url, attrs={"classes": [f"cat{name}31m"], "note": name})
-    flags = ["--json"] if as_json else []
+    attrs, flags = {"classes": [f"cat{name}31m"], "note": name}, ["--json"] if as_json else []
+    url = make_store({"label": "int"}, [{"label": 0}], f"lmdb://{tmp_path}/a.lmdb", attrs=attrs)
     for arguments, code in ((["info", url], 0), (["info", f"{url}{name}"], 3), (["verify", url], 0)):
         shown = storeds_command(*arguments, *flags, code=code)
         assert all(character.isprintable() or character == "\n" for character in shown)
@@ -215,7 +189,7 @@ def test_no_control_character_reaches_the_terminal(tmp_path: Path, as_json: bool
 def silent_server() -> Iterator[socket.socket]:
     """Listen for a MongoDB client, that waits for the answer in vain."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
+        server.settimeout(500)
         yield server
 
 
@@ -247,15 +221,13 @@ def interrupt(server: socket.socket, command: str, *more: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("command", ["verify", "pack", "convert", "repair"])
+@pytest.mark.parametrize("command", ["verify", "pack"])
 def test_an_interrupted_command_says_so(command: str, silent_server: socket.socket, tmp_path: Path) -> None:
     shown = interrupt(silent_server, command, *([] if command == "verify" else [f"lmdb://{tmp_path}/a.lmdb"]))
     assert shown.strip() == "interrupted"  # nothing was durable
 
 
-def test_an_interrupted_command_says_what_it_keeps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_says_what_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(*_: object, **__: object) -> None:
         with storeds.open_writer("memory://kept", {"x": "int"}, commit_every=1) as writer:
             writer.append([{"x": 1}])
@@ -270,56 +242,56 @@ def test_an_interrupted_command_says_what_it_keeps(
     )
 
 
+# What runs, and what its output is: a full disk, a pipe that nobody reads, or closed.
 COMMANDS = {
-    "info": "info {url}",
-    "verify": "verify {url} --json",
-    "stats": "stats {url}",
-    "get": "get {url} class0/0.jpg -o -",
-    "show": "show {url} -o {out}/page.html",
-    "convert": "convert {url} {out}/b.h5",
-    "an error": "info {out}/nothing.lmdb --json",
-    "version": "--version",
-    "help": "--help",
-    "help of a command": "pack --help",
-    "no arguments": "",
-    "schema": "config schema",
+    "info": ("info {url}", "full"),
+    "verify": ("verify {url} --json", "pipe"),
+    "get": ("get {url} class0/0.jpg -o -", "closed"),
+    "show": ("show {url} -o {out}/page.html", "full"),
+    "convert": ("convert {url} {out}/b.h5", "pipe"),
+    "an error": ("info {out}/nothing.lmdb --json", "closed"),
+    "version": ("--version", "full"),
+    "help": ("--help", "pipe"),
+    "no arguments": ("", "closed"),
 }
+SCRIPT = Path(sys.executable).with_name("storeds")
+
+
+def in_shell(line: str, **outputs: Any) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash; return its exit code and what it wrote to stderr, and to stdout unless that is given."""
+    outputs = {"stdout": subprocess.PIPE, **outputs}
+    return subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, check=False, **outputs)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_3(tree: Path, tmp_path: Path, command: str) -> None:
+    arguments, output = COMMANDS[command]
     url, out = f"{tmp_path}/a.lmdb", tmp_path / "out"
     storeds.pack(tree, url)
+    out.mkdir()
     reader, pipe = os.pipe()
     os.close(reader)
-    outputs: tuple[tuple[str, Any], ...] = (("full", open("/dev/full", "wb")), ("pipe", pipe), ("closed", None))  # noqa: SIM115
-    for name, output in outputs:
-        (out / name).mkdir(parents=True)
-        arguments = COMMANDS[command].format(url=url, out=out / name)
-        line = f"{Path(sys.executable).with_name('storeds')} {arguments}{'' if output else ' >&-'}"
-        done = subprocess.run(["bash", "-c", line], stdout=output, stderr=subprocess.PIPE, text=True, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-        assert done.stderr.startswith("error: the output cannot be written: [Errno ")
-        assert not [*out.rglob("*.fresh")]
+    end = {"full": " >/dev/full", "closed": " >&-", "pipe": ""}[output]
+    done = in_shell(f"{SCRIPT} {arguments.format(url=url, out=out)}{end}", stdout=pipe)
     os.close(pipe)
-    outputs[0][1].close()
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert done.stderr.startswith("error: the output cannot be written: [Errno ")
+    assert not [*out.rglob("*.fresh")]
 
 
-@pytest.mark.parametrize(
-    ("raised", "shown"),
-    [
-        (
-            OSError(errno.EIO, "Input/output error", "/disk/a.csv"),
-            "OSError: [Errno 5] Input/output error: '/disk/a.csv'",
-        ),
-        (PermissionError(errno.EACCES, "Denied", b"/disk/a"), "PermissionError: [Errno 13] Denied: b'/disk/a'"),
-        (OSError(errno.ENOSPC, "No space left"), "OSError: [Errno 28] No space left, about a.csv or a.lmdb"),
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe, about a.csv or a.lmdb"),
-    ],
-)
-def test_an_error_of_the_system_is_not_taken_for_one_of_the_output(
-    raised: OSError, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+BROKEN = "Broken pipe"
+# What pack raises, and what is shown.
+RAISED = {
+    "a file": (OSError(errno.EIO, "Lost", "/a.csv"), "OSError: [Errno 5] Lost: '/a.csv'"),
+    "bytes": (PermissionError(errno.EACCES, "Denied", b"/a"), "PermissionError: [Errno 13] Denied: b'/a'"),
+    "a pipe": (BrokenPipeError(errno.EPIPE, BROKEN), f"BrokenPipeError: [Errno 32] {BROKEN}, about a.csv or a.lmdb"),
+}
+
+
+@pytest.mark.parametrize("case", RAISED)
+def test_an_error_of_the_system_is_not_one_of_the_output(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised, shown = RAISED[case]
+
     def fail(*_: Any, **__: Any) -> None:
         raise raised
 
@@ -329,46 +301,37 @@ def test_an_error_of_the_system_is_not_taken_for_one_of_the_output(
     assert storeds_json("pack", "a.csv", "a.lmdb", code=3) == {"error": {"type": kind, "message": message}}
 
 
-def test_stderr_may_be_closed_or_full(tmp_path: Path) -> None:
-    script = Path(sys.executable).with_name("storeds")
-    for end, code in ((">&-", 3), ("2>&-", 3), (">/dev/full 2>/dev/full", 3), ("2>/dev/full", 3), (">&- 2>&- <&-", 3)):
-        done = subprocess.run(
-            ["bash", "-c", f"{script} info {tmp_path}/no.lmdb {end}"], capture_output=True, check=False
-        )
-        assert done.returncode == code, (end, done)
-    done = subprocess.run(["bash", "-c", f"{script} plugins 2>&-"], capture_output=True, check=False)
-    assert (done.returncode, b"lmdb" in done.stdout) == (0, True)
+def test_errors_are_on_stderr_which_may_be_closed_or_full(tmp_path: Path) -> None:
+    missing = f"{SCRIPT} info {tmp_path}/no.lmdb"
+    done = in_shell(missing)
+    assert (done.returncode, "no store at" in done.stderr, done.stdout) == (3, True, "")
+    for end in (">/dev/full 2>/dev/full", ">&- 2>&- <&-"):
+        assert in_shell(f"{missing} {end}").returncode == 3, end
+    done = in_shell(f"{SCRIPT} plugins 2>&-")
+    assert (done.returncode, "lmdb" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("output", ["page.html", "sheet.png"])
 def test_show_writes_no_file_but_its_own_and_leaves_none_when_it_fails(tree: Path, tmp_path: Path, output: str) -> None:
-    url, out = f"{tmp_path}/a.lmdb", tmp_path / "out"
+    url, out, link = f"{tmp_path}/a.lmdb", tmp_path / "out", tmp_path / output
     storeds.pack(tree, url)
-    out.mkdir()
-    mine = {
-        name: f"my {name}" for name in (f"{output}.fresh", f".{output}.fresh", output, f"{output}.partial", "x.fresh")
-    }
-    for name, text in mine.items():
-        (out / name).write_text(text)
-    (tmp_path / output).symlink_to(out / output)
-    script = Path(sys.executable).with_name("storeds")
-    for target in (out / output, tmp_path / output):
-        line = f"ulimit -f 1; {script} show {url} -o {target}"  # no file of more than 1 KiB
-        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
-        assert f"{out / output} cannot be written: [Errno 27] File too large; choose a file system" in done.stderr
-        assert {path.name: path.read_text() for path in out.iterdir()} == mine
-    storeds_command("show", url, "-o", tmp_path / output)
-    assert (tmp_path / output).is_symlink()
-    assert (out / output).stat().st_size > 1 << 10
-    del mine[output]
-    assert {path.name: path.read_text() for path in out.iterdir() if path.name != output} == mine
+    names = (f"{output}.fresh", f".{output}.fresh", output, f"{output}.partial", "x.fresh")
+    write(out, {name: f"my {name}" for name in names})
+    link.symlink_to(out / output)
+    done = in_shell(f"ulimit -f 1; {SCRIPT} show {url} -o {link}")  # no file of more than 1 KiB
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert f"{out / output} cannot be written: [Errno 27] File too large; choose a file system" in done.stderr
+    assert {path.name: path.read_text() for path in out.iterdir()} == {name: f"my {name}" for name in names}
+    storeds_command("show", url, "-o", link)
+    assert (link.is_symlink(), (out / output).stat().st_size > 1 << 10) == (True, True)
+    others = {path.name: path.read_text() for path in out.iterdir() if path.name != output}
+    assert others == {name: f"my {name}" for name in names if name != output}
 
 
 # What the help says
 
 
-@pytest.mark.parametrize("command", ["pack", "convert", "repair", "verify", "config check", "demo"])
+@pytest.mark.parametrize("command", ["pack", "convert", "verify", "config check", "demo"])
 def test_help_has_examples_and_exit_codes(command: str) -> None:
     shown = " ".join(storeds_command(*command.split(), "--help").split())
     assert f"storeds {command}" in shown
@@ -381,12 +344,10 @@ def test_formats_list_what_option_takes() -> None:
     names = {(each["use"], each["name"]) for each in known}
     assert names >= {("pack", "coco"), ("export", "coco"), ("open", "hdf5/per_video"), ("open", "mongodb/gridfs")}
     assert all(each["about"] for each in known)
-    undocumented = [(each["name"], row["name"]) for each in known for row in each["options"] if not row["about"]]
-    assert undocumented == []
+    assert [(each["name"], row["name"]) for each in known for row in each["options"] if not row["about"]] == []
     (csv,) = storeds_json("formats", "csv")["formats"]
-    rows = {row["name"]: row for row in csv["options"]}
-    assert rows["delimiter"]["default"] is None
-    assert "by default a tab in a file named .tsv" in rows["delimiter"]["about"]
+    (delimiter,) = (row for row in csv["options"] if row["name"] == "delimiter")
+    assert (delimiter["default"], "by default a tab in a file named .tsv" in delimiter["about"]) == (None, True)
     assert "per_video" in storeds_command("formats", "per_video")
     assert "there is no format 'cvs'; did you mean 'csv'?" in storeds_command("formats", "cvs", code=2)
 
@@ -419,3 +380,58 @@ def test_config_check_makes_the_first_sample_of_each_split(tree: Path, tmp_path:
     assert "train" in storeds_command("config", "check", file)
     file.write_text(CONFIG.format(url=url).replace("Resize", "Resise"))
     assert "did you mean 'Resize'?" in storeds_command("config", "check", file, code=2)
+
+
+# Every flag and option that a message of storeds names exists
+
+ROOT = Path(storeds.__file__).parent
+NO_MESSAGES = {"mongod.py"}  # calls another program
+
+
+@functools.cache
+def texts() -> list[tuple[str, str]]:
+    """Return the file and the text of each string in the source that is no docstring."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(ROOT.rglob("*.py")):
+        if path.name in NO_MESSAGES:
+            continue
+        tree = ast.parse(path.read_text())
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body and isinstance(node.body[0], ast.Expr)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                found.append((path.name, node.value))
+    return found
+
+
+def test_flags_in_messages_exist() -> None:
+    command = typer.main.get_command(app)
+    known = {"--help", "--shm-size", "--status"}  # the others of Docker and of h5clear
+    pending = [command]
+    while pending:
+        each = pending.pop()
+        pending += list(getattr(each, "commands", {}).values())
+        known |= {flag for parameter in each.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    wrong = {
+        (name, flag) for name, text in texts() for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if flag not in known
+    }  # fmt: skip
+    assert sorted(wrong) == []
+
+
+def test_options_of_sources_in_messages_exist() -> None:
+    formats = [registry.FORMATS.get(name) for name in registry.FORMATS.names() if registry.FORMATS.is_built_in(name)]
+    reads = [each.read for each in formats if each.read is not None]
+    known = {parameter for read in reads for parameter in inspect.signature(read).parameters}
+    folder = ROOT / "formats"
+    files = {path.name for path in folder.rglob("*.py")}
+    wrong = {
+        (name, option)
+        for name, text in texts()
+        if name in files
+        for option in re.findall(r"--option '?([a-z_]+)=", text)
+        if option not in known
+    }
+    assert not wrong

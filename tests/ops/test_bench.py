@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from PIL import Image
 
 from _damaged import PICTURES, write
-from _foreign_lmdb import put
 from _packing import storeds_command, storeds_json
 from make_store import make_store
 from photographs import jpeg
-from storeds import errors
+from storeds import StoreLoader, errors
 from storeds.datasets.batch import STAGES
 from storeds.ops import Progress, bench
 from storeds.ops.benchmarking import Measurement, _best
@@ -24,7 +19,6 @@ from storeds.ops.benchmarking import Measurement, _best
 MakeUrl = Callable[[str], str]
 BRIEF = 0.05  # seconds: these tests are about what is measured, not about how fast it is
 COUNT = 24
-SLOW = 0.004  # seconds a sample, more than everything else together takes
 
 
 def images(url: str, count: int = COUNT) -> str:
@@ -38,10 +32,9 @@ def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl) -> N
     url = images(make_engine_url("lmdb"))
     report = bench(url, workers=(2, 0), batch_size=8, seconds=BRIEF, progress=reported.append)
     assert ({state.total for state in reported}, {state.done for state in reported}) == ({2}, {0, 1})
-    assert [measured.workers for measured in report.measurements] == [0, 2]
+    assert [(measured.workers, measured.bad) for measured in report.measurements] == [(0, 0), (2, 0)]
     for measured in report.measurements:
         assert measured.samples > 0
-        assert measured.bad == 0
         assert measured.rate == pytest.approx(measured.samples / measured.seconds)
         assert set(measured.stages) == {*STAGES, "waiting"}
         assert all(measured.stages[stage] > 0 for stage in STAGES)
@@ -49,32 +42,19 @@ def test_a_store_is_measured_by_number_of_workers(make_engine_url: MakeUrl) -> N
         spent = sum(measured.stages.values()) * measured.samples
         assert spent >= 0.99 * measured.seconds * max(measured.workers, 1)
     assert (report.count, report.batch_size, report.reader) == (COUNT, 8, "image")
-    assert report.bottleneck in (*STAGES, "waiting")
-    assert report.workers in (0, 2)
 
 
-def slow_transform(image: Image.Image) -> torch.Tensor:
-    time.sleep(SLOW)
-    return torch.zeros(3)
-
-
-def quick_transform(image: Image.Image) -> torch.Tensor:
-    return torch.zeros(3)
-
-
-def test_the_stage_that_limits_is_the_bottleneck_and_the_loader_says_why(make_engine_url: MakeUrl) -> None:
-    report = bench(images(make_engine_url("memory")), transform=slow_transform, workers=[1], batch_size=8, seconds=0.2)
-    assert report.bottleneck == "transform"
-    assert report.measurements[0].shares["transform"] > 0.5
-    assert report.measurements[0].stages["transform"] >= SLOW
-    assert report.advice[1].startswith("transform limits: ")
-
-
-def test_a_slow_training_loop_makes_workers_wait(make_engine_url: MakeUrl) -> None:
-    url = images(make_engine_url("memory"))
-    slow: Callable[[Progress], None] = lambda _: time.sleep(0.05)  # noqa: E731
-    report = bench(url, transform=quick_transform, workers=[1], batch_size=8, seconds=0.3, progress=slow)
-    assert report.bottleneck == "waiting"
+@pytest.mark.parametrize(("seconds", "stage"), [({"transform": 1e6}, "transform"), ({}, "waiting")])
+def test_the_stage_that_takes_most_is_the_bottleneck(
+    make_engine_url: MakeUrl, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], stage: str
+) -> None:
+    stats = StoreLoader.stats
+    spent = {**dict.fromkeys(STAGES, 0.0), **seconds}
+    monkeypatch.setattr(StoreLoader, "stats", lambda self: {**stats(self), "seconds": spent})
+    report = bench(images(make_engine_url("memory")), workers=[1], batch_size=8, seconds=BRIEF)
+    assert report.bottleneck == stage
+    assert report.measurements[0].shares[stage] > 0.5
+    assert len(report.advice) > 1  # what the loader says
 
 
 @pytest.mark.parametrize(
@@ -95,14 +75,6 @@ def test_bad_samples_are_counted_and_replaced(make_engine_url: MakeUrl) -> None:
     report = bench(url, workers=[0], batch_size=len(PICTURES), seconds=BRIEF)
     assert report.measurements[0].bad >= bad * report.measurements[0].samples // len(PICTURES) > 0
     assert any(f"storeds verify {url}" in advice for advice in report.advice)
-
-
-def test_a_foreign_store_with_options_is_measured(tmp_path: Path) -> None:
-    put(tmp_path / "foreign", [(str(n).encode(), jpeg(n)) for n in range(4)], database=b"pictures")
-    url = f"lmdb://{tmp_path}/foreign"
-    how = ["--layout", "keyed", "--option", "database=pictures", "--workers", 0, "--seconds", BRIEF, "--batch-size", 4]
-    found = storeds_json("bench", url, *how)
-    assert (found["layout"], found["count"]) == ("keyed", 4)
 
 
 # Settings
@@ -148,19 +120,15 @@ def test_invalid_arguments_raise(make_engine_url: MakeUrl, wrong: dict[str, Any]
 
 
 def test_the_table_shows_stages_and_json_has_everything(make_engine_url: MakeUrl) -> None:
-    url = images(make_engine_url("lmdb"))
-    how = [url, "--workers", "0,1", "--seconds", BRIEF, "--batch-size", 8]
+    url = images(make_engine_url("memory"))
+    how = [url, "--workers", 0, "--seconds", BRIEF, "--batch-size", 8]
     shown = storeds_command("bench", *how)
     rows = [line.split() for line in shown.splitlines() if line]
     assert " ".join(rows[0]) == "workers samples/s start s read µs decode µs transform µs collate µs waiting µs"
-    assert [row[0] for row in rows[2:4]] == ["0", "1"]
+    assert rows[2][0] == "0"
     assert f"{url}: {COUNT} samples, batches of 8" in shown
-    assert "advice: num_workers = " in shown
-
+    assert "advice: num_workers = 0 gives " in shown
     found = storeds_json("bench", *how)
-    assert found["url"] == url
-    assert found["workers"] in (0, 1)
-    assert found["advice"]
-    assert [measured["workers"] for measured in found["measurements"]] == [0, 1]
+    assert (found["url"], found["workers"], len(found["measurements"])) == (url, 0, 1)
     assert found["measurements"][0]["samples_per_second"] > 0
     assert sum(found["measurements"][0]["shares"].values()) == pytest.approx(1)

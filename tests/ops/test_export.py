@@ -33,19 +33,9 @@ FIELDS: dict[str, Any] = {
 
 def store(url: str, keys: list[str], fields: dict[str, Any] | None = None, **values: Any) -> str:
     declared = FIELDS if fields is None else fields
-    records = [
-        {
-            "image": jpeg(number),
-            "boxes": np.array([[1, 2, 30, 40], [5.5, 6, 50, 60]], np.float32),
-            "labels": np.array([1, 0]),
-            "key": key,
-            "thumbnail": b"x",
-            "weather": "rain",
-            "mask": mask(number),
-            **values,
-        }
-        for number, key in enumerate(keys)
-    ]
+    boxes = np.array([[1, 2, 30, 40], [5.5, 6, 50, 60]], np.float32)
+    same: dict[str, Any] = {"boxes": boxes, "labels": np.array([1, 0]), "thumbnail": b"x", "weather": "rain"}
+    records = [{"image": jpeg(n), "mask": mask(n), "key": key, **same, **values} for n, key in enumerate(keys)]
     kept = ({name: record[name] for name in declared} for record in records)
     return make_store(declared, kept, url, attrs={"classes": ["cat", "dog"]})
 
@@ -58,20 +48,16 @@ def truth_of(out: Path) -> COCO:
 def test_coco_of_a_store_with_roles(tmp_path: Path) -> None:
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg", "sub/b.jpg", "c"])
     done = storeds.export(url, tmp_path / "out", format="coco")
-    assert done.count == 3
-    assert done.files == 4
-    assert list(done.left_out) == ["thumbnail"]
-    assert (tmp_path / "out/images/a.jpg").read_bytes() == jpeg(0)
-    assert (tmp_path / "out/images/sub/b.jpg").read_bytes() == jpeg(1)
+    assert (done.count, done.files, list(done.left_out)) == (3, 4, ["thumbnail"])
     found = json.loads((tmp_path / "out/annotations.json").read_text())
+    names = [image["file_name"] for image in found["images"]]
+    assert names == ["a.jpg", "sub/b.jpg", "c.jpg"]
+    assert [(tmp_path / "out/images" / name).read_bytes() for name in names] == [jpeg(0), jpeg(1), jpeg(2)]
     assert found["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
-    assert [image["file_name"] for image in found["images"]] == ["a.jpg", "sub/b.jpg", "c.jpg"]
     assert found["images"][0] == {"id": 1, "file_name": "a.jpg", "width": 96, "height": 64, "weather": "rain"}
+    second = {"id": 2, "image_id": 1, "category_id": 1, "bbox": [5.5, 6, 44.5, 54], "area": 44.5 * 54, "iscrowd": 0}
+    assert found["annotations"][1] == second
     assert [each["id"] for each in found["annotations"]] == [1, 2, 3, 4, 5, 6]
-    assert found["annotations"][1] == {
-        **{"id": 2, "image_id": 1, "category_id": 1, "bbox": [5.5, 6, 44.5, 54]},
-        **{"area": 44.5 * 54, "iscrowd": 0},
-    }
 
 
 @pytest.mark.parametrize("format", ["coco", "folder", "yolo"])
@@ -105,15 +91,13 @@ def test_equal_names_stay_apart_and_none_leaves_the_folder(keys: list[str], form
 
 @pytest.mark.parametrize("same", [True, False])
 def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path) -> None:
-    picture = {"file_name": "a.jpg", "width": 96, "height": 64}
-    for number in range(2):
-        rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
-        categories = [{"id": 3, "name": "cat"}]
-        file: dict[str, Any] = {"images": [{"id": 1, **picture}], "annotations": rows, "categories": categories}
-        file |= {} if same else {"info": {"number": number}}
-        folder = write(tmp_path / f"{number}", {"a.jpg": number, "a.json": json.dumps(file)})
-        storeds.pack(folder / "a.json", f"lmdb://{tmp_path}/{number}.lmdb")
     urls = [f"lmdb://{tmp_path}/{number}.lmdb" for number in range(2)]
+    for number, url in enumerate(urls):
+        rows = [{"id": 5 + row, "image_id": 1, "category_id": 3, "bbox": [number, row, 9, 9]} for row in range(2)]
+        images = [{"id": 1, "file_name": "a.jpg", "width": 96, "height": 64}]
+        file: dict[str, Any] = {"images": images, "annotations": rows, "categories": [{"id": 3, "name": "cat"}]}
+        file |= {} if same else {"info": {"number": number}}
+        storeds.pack(write(tmp_path / f"{number}", {"a.jpg": number, "a.json": json.dumps(file)}) / "a.json", url)
     done = storeds.export(urls, tmp_path / "out", format="coco")
     read = truth_of(tmp_path / "out")
     assert (len(read.imgs), len(read.anns)) == (2, 4)
@@ -126,24 +110,31 @@ def test_ids_that_repeat_in_several_stores_stay_apart(same: bool, tmp_path: Path
 
 
 def test_a_folder_is_replaced_only_on_request_and_only_if_an_export_wrote_it(tmp_path: Path) -> None:
-    url, out = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "out"
+    url, out, mine, link = (
+        store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]),
+        *map(tmp_path.joinpath, ("out", "mine", "link")),
+    )
     out.mkdir()
     storeds.export(url, out, format="coco")
     with pytest.raises(StoreExistsError, match="--overwrite"):
         storeds.export(url, out, format="coco")
-    (out / "more").write_text("x")
+    write(out, {"more": "x"})
     storeds.export(url, out, format="coco", overwrite=True)
     assert not (out / "more").exists()
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "work.txt").write_text("x")
-    with pytest.raises(StoreExistsError, match="was not written by an export"):
-        storeds.export(url, mine, format="coco", overwrite=True)
+    link.symlink_to("out")
+    before = sorted(out.rglob("*"))
+    for folder, says in (
+        (write(mine, {"work.txt": "x"}), "was not written by an export"),
+        (link, f"is a symbolic link to {out}.* pass that path"),
+    ):
+        with pytest.raises(StoreExistsError, match=says):
+            storeds.export(url, folder, format="coco", overwrite=True)
     (out / "link.lmdb").symlink_to(tmp_path / "a.lmdb")
     inside = store(f"lmdb://{out}/b.lmdb", ["a.jpg"])
     with pytest.raises(ConfigError, match="contains the store"):
         storeds.export(inside, out, format="coco", overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out", "mine"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.lmdb", "out", "mine", "link"}
+    assert (link.is_symlink(), set(before) <= set(out.rglob("*"))) == (True, True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -187,18 +178,23 @@ def test_the_command_exports_what_pack_reads(format: str, source: str, tmp_path:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
+    array: dict[str, Any] = {"kind": "array", "dtype": "float32"}
     fields: dict[str, Any] = {
         "image": "image",
         "boxes": {
-            **{"kind": "array", "dtype": "float64", "shape": [None, 4], "role": "boxes"},
-            **{"format": "cxcywh", "relative": True},
+            **array,
+            "dtype": "float64",
+            "shape": [None, 4],
+            "role": "boxes",
+            "format": "cxcywh",
+            "relative": True,
         },
         "labels": {"kind": "json", "role": "labels"},
-        "masks": {"kind": "array", "dtype": "uint8", "shape": [None, 64, 96], "role": "mask"},
-        "keypoints": {"kind": "array", "dtype": "float32", "shape": [None, 2, 2], "role": "keypoints"},
+        "masks": {**array, "dtype": "uint8", "shape": [None, 64, 96], "role": "mask"},
+        "keypoints": {**array, "shape": [None, 2, 2], "role": "keypoints"},
         "caption": {"kind": "str", "role": "text"},
-        "depth": {"kind": "array", "dtype": "uint16", "shape": [64, 96], "role": "mask"},
-        "truncated": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
+        "depth": {**array, "dtype": "uint16", "shape": [64, 96], "role": "mask"},
+        "truncated": {**array, "dtype": "bool", "shape": [None], "of": "boxes"},
         "weather": "str",
         "score": "float",
     }
@@ -222,48 +218,31 @@ def test_coco_of_every_form_of_a_role(tmp_path: Path) -> None:
     assert list(done.left_out) == ["depth"]
     assert done.notes == ("1 number that is NaN or infinite became null, as JSON has none",)
     coco = truth_of(tmp_path / "out")
-    size = {"width": 96, "height": 64}
     said = {"caption": "two animals", "weather": "rain", "score": None}
-    assert coco.imgs[1] == {"id": 1, "file_name": "00000000.jpg", **size, **said}
-    assert [(each["name"], each["keypoints"]) for each in coco.loadCats([1, 2])] == [
-        ("dog", ["head", "tail"]),
-        ("bird", ["head", "tail"]),
-    ]
+    assert coco.imgs[1] == {"id": 1, "file_name": "00000000.jpg", "width": 96, "height": 64, **said}
+    categories = [(each["name"], each["keypoints"]) for each in coco.loadCats([1, 2])]
+    assert categories == [("dog", ["head", "tail"]), ("bird", ["head", "tail"])]
     first, second = coco.loadAnns(coco.getAnnIds())
-    assert (first["bbox"], second["bbox"]) == ([36, 16, 24, 32], [0, 0, 48, 32])
-    assert (first["category_id"], second["category_id"]) == (1, 2)
-    assert (first["truncated"], second["truncated"]) == (True, False)
-    assert second["keypoints"] == [5, 6, 2, 7.5, 8, 2]
-    assert second["num_keypoints"] == 2
+    found = [(each["bbox"], each["category_id"], each["truncated"], each["area"]) for each in (first, second)]
+    assert found == [([36, 16, 24, 32], 1, True, np.count_nonzero(masks[0])), ([0, 0, 48, 32], 2, False, masks[1].size)]
+    assert (second["keypoints"], second["num_keypoints"]) == ([5, 6, 2, 7.5, 8, 2], 2)
     np.testing.assert_array_equal(coco.annToMask(first), masks[0])
     np.testing.assert_array_equal(coco.annToMask(second), masks[1] > 0)
-    assert (first["area"], second["area"]) == (np.count_nonzero(masks[0]), masks[1].size)
-    again = storeds.pack(tmp_path / "out/annotations.json", f"lmdb://{tmp_path}/b.lmdb")
-    assert again.count == 1
-    assert again.attrs["classes"] == ["dog", "bird"]
+    assert storeds.pack(tmp_path / "out/annotations.json", "memory://b", overwrite=True).attrs["classes"] == [
+        "dog",
+        "bird",
+    ]
 
 
 def test_masks_without_boxes_get_the_boxes_around_them(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {
-        "image": "image",
-        "masks": {"kind": "json", "role": "mask", "format": "coco", "relative": True},
-    }
+    masks = {"kind": "json", "role": "mask", "format": "coco", "relative": True}
     square = [[0.25, 0.25, 0.5, 0.25, 0.5, 0.5, 0.25, 0.5]]
-    url = make_store(fields, [{"image": jpeg(0), "masks": [square, []]}])
+    url = make_store({"image": "image", "masks": masks}, [{"image": jpeg(0), "masks": [square, []]}])
     done = storeds.export(url, tmp_path / "out", format="coco")
     (one,) = truth_of(tmp_path / "out").dataset["annotations"]
     assert one["segmentation"] == [[24, 16, 48, 16, 48, 32, 24, 32]]
-    assert one["bbox"] == [24, 16, 24, 16]
-    assert one["area"] == 24 * 16
+    assert (one["bbox"], one["area"]) == ([24, 16, 24, 16], 24 * 16)
     assert done.notes == ("1 object with neither a box nor a mask left out",)
-
-
-def test_a_missing_mask_beside_a_box_is_not_exported_as_an_empty_one(tmp_path: Path) -> None:
-    masks = {"kind": "json", "role": "mask", "format": "coco"}
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {**FIELDS, "masks": masks}, masks=[[], [[0.0] * 6]])
-    storeds.export(url, tmp_path / "out", format="coco")
-    found = truth_of(tmp_path / "out").dataset["annotations"]
-    assert [("segmentation" in each, each["area"]) for each in found] == [(False, 29 * 38), (False, 44.5 * 54)]
 
 
 def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -> None:
@@ -272,6 +251,14 @@ def test_a_store_of_captions_becomes_annotations_with_captions(tmp_path: Path) -
     storeds.export(url, tmp_path / "out", format="coco")
     said = truth_of(tmp_path / "out").loadAnns([1, 2])
     assert [(each["image_id"], each["caption"]) for each in said] == [(1, "a cat"), (1, "a dog")]
+
+
+def test_a_missing_mask_beside_a_box_is_not_exported_as_an_empty_one(tmp_path: Path) -> None:
+    masks = {"kind": "json", "role": "mask", "format": "coco"}
+    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], {**FIELDS, "masks": masks}, masks=[[], [[0.0] * 6]])
+    storeds.export(url, tmp_path / "out", format="coco")
+    found = truth_of(tmp_path / "out").dataset["annotations"]
+    assert [("segmentation" in each, each["area"]) for each in found] == [(False, 29 * 38), (False, 44.5 * 54)]
 
 
 @pytest.mark.parametrize("format", ["coco", "yolo"])
@@ -285,27 +272,24 @@ def test_formats_without_room_for_damage_say_so(tmp_path: Path, format: str) -> 
 
 
 PLAIN = {"image": "image", "weather": "str"}
-MASKED = {
-    "image": FIELDS["image"],
-    "masks": {"kind": "json", "role": "mask", "format": "coco"},
-    "labels": FIELDS["labels"],
+MASKED = {name: FIELDS[name] for name in ("image", "labels")} | {
+    "masks": {"kind": "json", "role": "mask", "format": "coco"}
 }
 UNEQUAL = "record 0 .*'labels' describes 2 objects, and the record has 1"
 
 
-@pytest.mark.parametrize(
-    ("format", "fields", "error", "message"),
-    [
-        ("koko", PLAIN, ConfigError, "the formats are coco"),
-        ("coco", PLAIN, ConfigError, "role boxes.* --role"),
-        ("yolo", PLAIN, ConfigError, "role boxes.* --role"),
-        ("coco", MASKED, RecordError, UNEQUAL),
-        ("yolo", MASKED, RecordError, UNEQUAL),
-    ],
-)
-def test_stores_that_do_not_fit_a_format(
-    format: str, fields: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
+UNFIT: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("koko", PLAIN, ConfigError, "the formats are coco"),
+    ("coco", PLAIN, ConfigError, "role boxes.* --role"),
+    ("yolo", PLAIN, ConfigError, "role boxes.* --role"),
+    ("coco", MASKED, RecordError, UNEQUAL),
+    ("yolo", MASKED, RecordError, UNEQUAL),
+]
+
+
+@pytest.mark.parametrize("case", UNFIT, ids=lambda case: f"{case[0]}: {case[-1][:20]}")
+def test_stores_that_do_not_fit_a_format(case: tuple[str, Any, type[Exception], str], tmp_path: Path) -> None:
+    format, fields, error, message = case
     url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"], fields, masks=[[[1, 1, 9, 1, 9, 9]]])
     with pytest.raises(error, match=message):
         storeds.export(url, tmp_path / "out", format=format)
@@ -313,8 +297,7 @@ def test_stores_that_do_not_fit_a_format(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, as root")
-@pytest.mark.parametrize("mode", [0o500, 0o600, 0])
-def test_an_output_without_permission_says_so(tmp_path: Path, mode: int) -> None:
+def test_an_output_without_permission_says_so(tmp_path: Path) -> None:
     url, folder = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"]), tmp_path / "folder"
     page = storeds.ops.show(url)
 
@@ -332,19 +315,9 @@ def test_an_output_without_permission_says_so(tmp_path: Path, mode: int) -> None
     for parent in (tmp_path, *tmp_path.parents):
         if parent.owner() == "root" and parent.stat().st_mode & 0o055 != 0o055:
             parent.chmod(0o755)  # of pytest
-    folder.chmod(mode)
-    in_fork(become_another_user_and_write)
-
-
-def test_an_export_over_a_symbolic_link_replaces_neither_the_link_nor_what_is_behind(tmp_path: Path) -> None:
-    url = store(f"lmdb://{tmp_path}/a.lmdb", ["a.jpg"])
-    storeds.export(url, tmp_path / "out", format="folder")
-    (tmp_path / "link").symlink_to("out")
-    before = sorted((tmp_path / "out").rglob("*"))
-    with pytest.raises(StoreExistsError, match=f"is a symbolic link to {tmp_path}/out.* pass that path"):
-        storeds.export(url, tmp_path / "link", format="folder", overwrite=True)
-    assert (tmp_path / "link").is_symlink()
-    assert sorted((tmp_path / "out").rglob("*")) == before
+    for mode in (0o500, 0):
+        folder.chmod(mode)
+        in_fork(become_another_user_and_write)
 
 
 def test_a_page_replaces_the_file_behind_a_symbolic_link(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -58,20 +57,6 @@ def test_two_classes_of_many_files_open_without_a_warning(tmp_path: Path, recwar
     assert [str(each.message) for each in recwarn] == []
 
 
-def test_special_files_do_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, "a/1.jpg")
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
-    os.mkfifo("a/2.jpg")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind("a/3.jpg")
-        os.mknod("a/5.jpg", 0o600 | 0o20000, os.makedev(1, 3))
-        assert Source(".", kind="imagefolder").bad == [
-            "a/2.jpg: is not a regular file",
-            "a/3.jpg: cannot be read: No such device or address",
-            "a/5.jpg: is not a regular file",
-        ]
-
-
 def test_links(tmp_path: Path) -> None:
     put(tmp_path, "root/a/deep/1.jpg", "root/a/sub/in.jpg", "outside/x.jpg")
     root = tmp_path / "root"
@@ -105,44 +90,26 @@ def test_links(tmp_path: Path) -> None:
     assert not any("outside" in each for each in allowed.bad)
 
 
+SUFFIXES = ["jpg", "jpe", "jfif", "mpo", "gif", "jp2", "j2k", "avif", "apng", "tga", "dib", "pbm", "PNM", "webp", "tif"]
+
+
 def test_pictures_of_every_suffix_are_packed_and_other_files_counted(tmp_path: Path) -> None:
     image = Image.new("RGB", (16, 16), (200, 10, 10))
-    known = (
-        "jpg",
-        "jpe",
-        "jfif",
-        "mpo",
-        "gif",
-        "jp2",
-        "j2k",
-        "avif",
-        "apng",
-        "tga",
-        "dib",
-        "pbm",
-        "PNM",
-        "webp",
-        "tif",
-    )
-    for suffix in known:
-        form = {"mpo": "JPEG", "PNM": "PPM", "pbm": "PPM"}.get(
-            suffix, Image.registered_extensions()[f".{suffix.lower()}"]
-        )
-        (tmp_path / "in/a").mkdir(parents=True, exist_ok=True)
+    known = Image.registered_extensions()
+    (tmp_path / "in/a").mkdir(parents=True)
+    for suffix in SUFFIXES:
+        form = {"mpo": "JPEG", "PNM": "PPM", "pbm": "PPM"}.get(suffix, known[f".{suffix.lower()}"])
         image.save(tmp_path / f"in/a/x.{suffix}", form)
     put(tmp_path / "in", "a/w.heic", "a/v.HEIC", "a/deep/README", "a/.hidden.svg", "b/1.jpg")
     meta = storeds.pack(tmp_path / "in", f"lmdb://{tmp_path}/a.lmdb")
-    assert meta.count == len(known) + 1
+    assert (meta.count, set(meta.findings)) == (len(SUFFIXES) + 1, {"intact"})
     assert meta.notes == (
         "left out 3 files of other kinds: 1 without a suffix, such as a/deep/README, 2 *.heic, such as a/v.HEIC",
     )
-    assert set(meta.findings) == {"intact"}
 
 
-@pytest.mark.parametrize("classes", [["bird", "dog", "cat"], "bird,dog,cat", "names.txt"])
-def test_classes_name_the_labels_of_a_folder_with_some_of_them(
-    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("classes", [["bird", "dog", "cat"], "bird,dog,cat", "names.txt"], ids=str)
+def test_classes_name_the_labels_of_a_folder(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = put(tmp_path / "in", "cat/1.jpg", "dog/2.jpg")
     (tmp_path / "names.txt").write_text("bird\ndog\ncat\n")
     monkeypatch.chdir(tmp_path)
@@ -150,26 +117,15 @@ def test_classes_name_the_labels_of_a_folder_with_some_of_them(
         storeds_command("pack", root, "a.lmdb", "--classes", classes)
     else:
         storeds.pack(root, "a.lmdb", classes=classes)
-    with storeds.open_backend("a.lmdb") as backend:
-        assert backend.meta.attrs["classes"] == ["bird", "dog", "cat"]
-        assert backend.get_many([0, 1], ["key", "label"]) == [
-            {"key": "cat/1.jpg", "label": 2},
-            {"key": "dog/2.jpg", "label": 1},
-        ]
+    assert storeds.info("a.lmdb").attrs["classes"] == ["bird", "dog", "cat"]
+    assert records_of("a.lmdb", "key", "label") == [{"key": "cat/1.jpg", "label": 2}, {"key": "dog/2.jpg", "label": 1}]
     put(root, "dgo/3.jpg")
     with pytest.raises(ConfigError, match="the folder 'dgo' is none of the classes given; did you mean 'dog'"):
         storeds.pack(root, "b.lmdb", classes=["bird", "dog", "cat"])
-
-
-@pytest.mark.parametrize("kind", ["frames", "flat"])
-def test_classes_of_folders_of_frames_and_of_none(kind: str, tmp_path: Path) -> None:
-    root = put(tmp_path, "dog/walk/1.jpg")
-    if kind == "flat":
-        with pytest.raises(ConfigError, match="no option 'classes'"):
-            open_source(root, kind=kind, classes=["cat", "dog"])
-        return
-    source = Source(root, kind=kind, classes=["cat", "dog"])
-    assert (source.rows.attrs["classes"], source.column("label")) == (["cat", "dog"], [1])
+    with pytest.raises(ConfigError, match="no option 'classes'"):
+        open_source(root, kind="flat", classes=["cat", "dog"])
+    frames = Source(put(tmp_path / "frames", "dog/walk/1.jpg"), kind="frames", classes=["cat", "dog"])
+    assert (frames.rows.attrs["classes"], frames.column("label")) == (["cat", "dog"], [1])
 
 
 def test_unusual_file_names(tmp_path: Path) -> None:
@@ -202,9 +158,8 @@ def test_a_bad_record_of_a_store_is_a_bad_item(tmp_path: Path) -> None:
     source = Source(url)
     damaged = [n for n in range(100) if jpeg(n) == jpeg(7)]
     assert len(source.records) == 100 - len(damaged)
-    assert len(source.bad) == len(damaged)
-    for position, bad in zip(damaged, source.bad, strict=True):
-        assert bad.startswith(f"record {position} of {url}: its checksum does not match")
+    starts = [f"record {position} of {url}: its checksum does not match" for position in damaged]
+    assert [bad[: len(start)] for bad, start in zip(source.bad, starts, strict=True)] == starts
 
 
 def test_a_backend_is_a_source_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +202,6 @@ def test_content_counts_more_than_the_file_name(tmp_path: Path) -> None:
     [
         (["a.jpg", "b.jpg"], {}, "a list of paths is a source only if all are .tar files"),
         (7, {}, "a int is not a source: expected a path, a URL, or a dataset"),
-        ({"a": 1}, {}, "a dict is not a source"),
         ([1], {"kind": "csv"}, "kind='csv' needs a path, not a list"),
         ("gopher://x/y", {}, "unknown backend 'gopher'"),
         ("/dev/null", {}, "/dev/null is neither a folder nor a regular file"),
@@ -291,20 +245,13 @@ def test_masks_keep_their_bytes_and_their_class_ids_are_compared_exactly(name: s
             pack_masks(tmp_path, files, classes=[f"c{n}" for n in range(most)], ignore_index=most + 1)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6])
 @pytest.mark.parametrize("size", [(96, 64), (64, 64)])
-def test_masks_that_may_be_those_of_the_picture_as_displayed_are_counted(
-    orientation: int, size: tuple[int, int], tmp_path: Path
-) -> None:
+def test_masks_that_may_be_of_the_picture_as_displayed(orientation: int, size: tuple[int, int], tmp_path: Path) -> None:
     picture = saved(photograph(0).resize(size), "JPEG", exif=exif(orientation))
-    seen = encode_mask(np.zeros(size[::-1], np.uint8), "L", "PNG")
-    root = write(tmp_path / "in", {"images/a.jpg": picture, "masks/a.png": seen})
-    notes = storeds.pack(root, f"lmdb://{tmp_path}/a.lmdb", kind="masks").notes
-    is_unproven = orientation in (2, 3, 4) or (orientation > 4 and size == (64, 64))
-    assert [note[:37] for note in notes] == ["1 picture has an EXIF orientation (a."] * is_unproven
-
-
-def test_a_mask_of_the_size_that_exif_gives_the_image_is_refused(tmp_path: Path) -> None:
-    turned = saved(photograph(1), "JPEG", exif=exif(6))
-    with pytest.raises(RecordError, match="64 × 96"):
-        pack_masks(tmp_path, {"images/1.jpg": turned, "masks/1.png": mask(1, size=(64, 96))})
+    notes = pack_masks(tmp_path, {"images/1.jpg": picture, "masks/1.png": mask(1, size=size)}).notes
+    is_unproven = orientation == 3 or (orientation == 6 and size == (64, 64))
+    assert [note[:37] for note in notes] == ["1 picture has an EXIF orientation (1."] * is_unproven
+    if orientation == 6 and size == (96, 64):
+        with pytest.raises(RecordError, match="64 × 96"):
+            pack_masks(tmp_path, {"masks/1.png": mask(1, size=(64, 96))})

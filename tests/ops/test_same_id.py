@@ -21,32 +21,21 @@ DAMAGED = {f"{key}.jpg": picture for key, picture in PICTURES.items() if picture
 SUFFIXES = (".jpg", ".png")
 
 
+ARRAY: dict[str, Any] = {"kind": "array", "shape": [None]}
 EVERYTHING: dict[str, Any] = {
     "label": {"kind": "int", "role": "label"},
     "left": {"kind": "image", "role": "image"},
     "right": "image",
     "mask": {"kind": "image", "role": "mask"},
-    "boxes": {
-        "kind": "array",
-        "dtype": "float64",
-        "shape": [None, 4],
-        "role": "boxes",
-        "format": "cxcywh",
-        "relative": True,
-    },
-    "labels": {"kind": "array", "dtype": "int64", "shape": [None], "role": "labels"},
-    "points": {"kind": "array", "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
-    "area": {"kind": "array", "dtype": "float16", "shape": [None], "of": "boxes"},
-    "crowd": {"kind": "array", "dtype": "bool", "shape": [None], "of": "boxes"},
+    "boxes": {**ARRAY, "dtype": "float64", "shape": [None, 4], "role": "boxes", "format": "cxcywh", "relative": True},
+    "labels": {**ARRAY, "dtype": "int64", "role": "labels"},
+    "points": {**ARRAY, "dtype": "float32", "shape": [None, 17, 3], "role": "keypoints"},
+    "area": {**ARRAY, "dtype": "float16", "of": "boxes"},
+    "crowd": {**ARRAY, "dtype": "bool", "of": "boxes"},
     "instances": {"kind": "json", "role": "mask", "format": "coco"},
-    "depth": {"kind": "array", "dtype": "float32", "shape": [None, None]},
-    "phase": {"kind": "array", "dtype": "complex64", "shape": [2]},
-    "file_name": "str",
-    "images": "bytes",
-    "score": "float",
-    "flag": "bool",
-    "note": "json",
-    "key": "str",
+    "depth": {**ARRAY, "dtype": "float32", "shape": [None, None]},
+    "phase": {**ARRAY, "dtype": "complex64", "shape": [2]},
+    **{"file_name": "str", "images": "bytes", "score": "float", "flag": "bool", "note": "json", "key": "str"},
 }
 
 
@@ -88,25 +77,19 @@ def write_everything(root: Path, url: str) -> storeds.Meta:
 
 def write_annotations(root: Path, url: str) -> storeds.Meta:
     """Pack photographs and annotations with boxes, crowds, keypoints, and keys that storeds does not know."""
-    size = {"width": 96, "height": 64}
-    common = {"iscrowd": 0, "category_id": 7, "image_id": 42}
+    size, common = {"width": 96, "height": 64}, {"iscrowd": 0, "category_id": 7, "image_id": 42}
     points = {"keypoints": [41, 6, 2, 50.5, 20, 1], "num_keypoints": 2}
     crowd = {"size": [64, 96], "counts": [100, 50, 64 * 96 - 150]}
-    document = json.dumps(
-        {
-            "info": {"year": 2026},
-            "images": [
-                {"id": 42, "file_name": "a.jpg", **size, "licence": 1},
-                {"id": 7, "file_name": "b.jpg", **size},
-            ],
-            "annotations": [
-                {"id": 900, "bbox": [40, 5, 40, 40.25], "area": 1610, **common, **points, "mine": [1]},
-                {"id": 901, "bbox": [1, 5, 40, 40], "area": 50, **common, "iscrowd": 1, "segmentation": crowd},
-            ],
-            "categories": [{"id": 7, "name": "person", "keypoints": ["head", "tail"]}],
-        }
-    )
-    write(root, {"a.jpg": 0, "b.jpg": 1, "annotations.json": document})
+    document = {
+        "info": {"year": 2026},
+        "images": [{"id": 42, "file_name": "a.jpg", **size, "licence": 1}, {"id": 7, "file_name": "b.jpg", **size}],
+        "annotations": [
+            {"id": 900, "bbox": [40, 5, 40, 40.25], "area": 1610, **common, **points, "mine": [1]},
+            {"id": 901, "bbox": [1, 5, 40, 40], "area": 50, **common, "iscrowd": 1, "segmentation": crowd},
+        ],
+        "categories": [{"id": 7, "name": "person", "keypoints": ["head", "tail"]}],
+    }
+    write(root, {"a.jpg": 0, "b.jpg": 1, "annotations.json": json.dumps(document)})
     return storeds.pack(root / "annotations.json", url)
 
 
@@ -146,8 +129,7 @@ def pictures(folder: Path) -> list[bytes]:
     return sorted(blob for name, blob in files_of(folder).items() if name.endswith(SUFFIXES))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("case", "engine"), [*zip(CASES.values(), ENGINES, strict=True)], ids=CASES)
 def test_the_store_of_an_export_of_a_copy_has_the_same_id(
     engine: str, case: Case, make_engine_url: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -43,46 +43,32 @@ def test_tars_are_grouped_as_tarfile_reads_them(members: list[tuple[str, bytes]]
             shard(path, dict([("first.jpg", b"x"), *members]), form)
         except ValueError:  # ustar has no room for the name
             return
-        expected: dict[str, dict[str, bytes]] = {}
+        wanted: dict[str, bytes] = {}
         with tarfile.open(path) as file:
             for info in file:
-                base = os.path.basename(info.name)
-                name, _, ending = base.partition(".")
-                is_hidden = any(part.startswith(".") and part not in (".", "..") for part in info.name.split("/"))
-                is_sample = (
-                    name
-                    and ending
-                    and not is_hidden
-                    and not info.name.startswith("/")
-                    and ".." not in info.name.split("/")
-                )
-                if is_sample:
-                    opened = file.extractfile(info)
-                    assert opened is not None
-                    key = os.path.normpath(os.path.join(os.path.dirname(info.name), name))
-                    expected.setdefault(key, {}).setdefault(ending, opened.read())
+                parts = info.name.split("/")
+                name, _, ending = parts[-1].partition(".")
+                is_hidden = any(part.startswith(".") and part not in (".", "..") for part in parts)
+                if name and ending == "jpg" and not is_hidden and parts[0] and ".." not in parts:
+                    key = os.path.normpath("/".join([*parts[:-1], name]))
+                    wanted.setdefault(key, file.extractfile(info).read())  # type: ignore[union-attr]
         source = Source(path, label=False, extensions="jpg")
-        wanted = {key: parts["jpg"] for key, parts in expected.items() if "jpg" in parts}
         assert dict(zip(source.column("key"), source.column("image"), strict=True)) == wanted
 
 
 def test_shards_are_given_by_range_glob_or_list(tmp_path: Path) -> None:
     for number in range(8, 12):
         shard(tmp_path / f"s-{number:03}.tar", {f"{number}.jpg": jpeg(number)})
+    shard(tmp_path / "[x].tar", {"1.jpg": b""})
     for given_as, keys in (
         (tmp_path / "s-{008..011}.tar", ["8", "9", "10", "11"]),
-        (f"{tmp_path}/s-*.tar", ["8", "9", "10", "11"]),
         (f"{tmp_path}/s-01?.tar", ["10", "11"]),
-        (f"{tmp_path}/s-{{9..11}}*.tar", None),
         ([tmp_path / "s-010.tar", str(tmp_path / "s-008.tar")], ["10", "8"]),
+        (tmp_path / "[x].tar", ["1"]),
     ):
-        if keys is None:
-            with pytest.raises(StoreNotFoundError, match=r"no file matches .*s-9\*.tar"):
-                Source(given_as)
-        else:
-            assert Source(given_as).column("key") == keys
-    shard(tmp_path / "[x].tar", {"1.jpg": b""})
-    assert Source(tmp_path / "[x].tar").column("key") == ["1"]
+        assert Source(given_as).column("key") == keys
+    with pytest.raises(StoreNotFoundError, match=r"no file matches .*s-9\*.tar"):
+        Source(f"{tmp_path}/s-{{9..11}}*.tar")
 
 
 def test_a_member_is_read_whole_by_a_system_that_returns_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +111,7 @@ def test_a_truncated_tar_keeps_earlier_members(tmp_path: Path) -> None:
     whole = shard(tmp_path / "a.tar", members, tarfile.GNU_FORMAT).read_bytes()
     every = Source(tmp_path / "a.tar").records
     assert len(every) == 3
-    for size in [0, 1, 511, *range(512, len(whole), 256)]:
+    for size in [0, 1, 511, *range(512, len(whole), 512)]:
         (tmp_path / "cut.tar").write_bytes(whole[:size])
         end = 3 * (2 * 512 + 512 + 1024)
         source = Source(tmp_path / "cut.tar")

@@ -7,6 +7,7 @@ Some tests replace the program of the child processes, to make them crash.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -15,7 +16,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,13 +34,10 @@ NUMBERS = share(range(1000), 8)
 """The damaged copies that this run verifies."""
 COUNT = 40
 WORKERS = "storeds.ops.verifying.workers"
-CONNECT = """
-import sys
-from multiprocessing.connection import Connection
-pipe = Connection({})
-sys.path[:] = pipe.recv()
-"""
-"""How the program of a child process begins."""
+# How the program of a child process begins.
+CONNECT = (
+    "import sys\nfrom multiprocessing.connection import Connection\npipe = Connection({})\nsys.path[:] = pipe.recv()\n"
+)
 HANGS = """
 import time
 from storeds.ops.verifying.workers import Checker
@@ -52,7 +49,6 @@ def check_or_hang(self, start, stop):
 Checker.check = check_or_hang
 serve(pipe)
 """
-DEADLINE = 120.0  # seconds for one verify: a hang, not a slow machine
 
 Store = tuple[str, Path, Truth]
 
@@ -88,9 +84,7 @@ def copy_of(number: int, data: bytes) -> bytes:
 
 
 @pytest.mark.share(1)
-def test_verify_reports_flipped_bits_or_the_data_is_right(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flipped_bits_are_reported_or_harmless(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, path, truth = store
     data = path.read_bytes()
     monkeypatch.setattr(f"{WORKERS}.DEADLINE", 5.0)
@@ -98,16 +92,13 @@ def test_verify_reports_flipped_bits_or_the_data_is_right(
     def report_on(number: int) -> str:
         victim = tmp_path / f"{number}.{scheme}"
         victim.write_bytes(copy_of(number, data))
-        began = time.monotonic()
         try:
-            reported = str(
-                {finding.kind for finding in storeds.verify(f"{scheme}://{victim}", workers=1).findings} or ""
-            )
+            found = storeds.verify(f"{scheme}://{victim}", workers=1).findings
+            reported = str({finding.kind for finding in found} or "")
         except StoredsError as error:
             reported = type(error).__name__ if str(error) else "WRONG: no message"
         victim.unlink()
-        took = time.monotonic() - began
-        return reported if took < DEADLINE else f"WRONG: took {took:.0f} seconds"
+        return reported
 
     with ThreadPoolExecutor(2) as two:
         reports = dict(zip(NUMBERS, two.map(report_on, NUMBERS), strict=True))
@@ -190,15 +181,15 @@ def numbers(tmp_path: Path) -> str:
     return make_store({"label": "int"}, ({"label": at} for at in range(600)), f"hdf5://{tmp_path}/numbers")
 
 
+FAILURES = {
+    "os.kill(os.getpid(), 11)": "died of SIGSEGV",
+    "os._exit(0)": "ended with exit code 0",
+    "time.sleep(1000)": "did not answer for 4 seconds",
+}
+
+
 @pytest.mark.share(2)
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("os.kill(os.getpid(), 11)", "died of SIGSEGV"),
-        ("os._exit(0)", "ended with exit code 0"),
-        ("time.sleep(1000)", "did not answer for 4 seconds"),
-    ],
-)
+@pytest.mark.parametrize(("statement", "message"), FAILURES.items(), ids=FAILURES)
 def test_a_checking_process_that_fails_costs_one_record(
     fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
@@ -212,8 +203,8 @@ def test_a_checking_process_that_fails_costs_one_record(
 
 
 def test_a_slow_batch_is_no_finding(fail: Fail, numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{WORKERS}.DEADLINE", 3.0)
-    fail("time.sleep(0.5)", list(range(8)))
+    monkeypatch.setattr(f"{WORKERS}.DEADLINE", 4.0)
+    fail("time.sleep(0.6)", list(range(8)))
     assert storeds.verify(numbers, workers=1).findings == []
 
 
@@ -237,12 +228,10 @@ def test_a_store_that_crashes_on_opening_is_one_finding(numbers: str, monkeypatc
     assert finding.message == "the process that opened the store died of SIGABRT"
 
 
-def test_no_child_outlives_verify(numbers: str, tmp_path: Path) -> None:
-    # The children hang at record 300, so that both are alive when the parent ends.
-    script = tmp_path / "check.py"
-    script.write_text(f"""
+# Verifies until two children hang, prints their numbers, and ends.
+ENDS = f"""
 import os, signal, storeds
-from {WORKERS.rpartition(".")[0]} import workers
+from storeds.ops.verifying import workers
 workers._BOOT = workers._BOOT.replace("serve(pipe)", {HANGS!r})
 children = []
 class Popen(workers.subprocess.Popen):
@@ -254,16 +243,18 @@ def stop(progress):
     if progress.done and len(children) == 2:
         print(*children, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-storeds.verify({numbers!r}, workers=2, progress=stop)
-""")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=500)
+storeds.verify({{url!r}}, workers=2, progress=stop)
+"""
+
+
+def test_no_child_outlives_verify(numbers: str) -> None:
+    program = ENDS.format(url=numbers)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == -signal.SIGKILL
     children = [int(pid) for pid in done.stdout.split()]
     assert len(children) == 2
     for pid in children:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([descriptor], [], [], 60)[0], f"child {pid} is still there"
-        os.close(descriptor)
+            assert select.select([descriptor], [], [], 60)[0], f"child {pid} is still there"
+            os.close(descriptor)

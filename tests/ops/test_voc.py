@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import storeds
-from _packing import records_of
+from _packing import Source, records_of
 from _source_files import sides_of, thing, turned_picture, voc
 from mask_files import write
 from photographs import saved
+from shares import examples
 from storeds.errors import ConfigError, RecordError
 from storeds.ops.packing import Packed
 
@@ -51,11 +52,10 @@ def test_boxes_are_turned_if_the_size_is_that_of_the_picture_as_displayed(orient
     picture, shown, _ = turned_picture(orientation)
     write(tmp_path, {"JPEGImages/a.jpg": picture, "Annotations/a.xml": annotation_of(shown)})
     meta, (record,) = packed(tmp_path)
-    assert record["boxes"].tolist() == [[20, 5, 50, 9]]
-    assert meta.notes == ()
+    assert (record["boxes"].tolist(), meta.notes) == ([[20, 5, 50, 9]], ())
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6])
 @pytest.mark.parametrize(("height", "has_size"), [(40, True), (60, True), (40, False)])
 def test_boxes_and_masks_are_taken_as_stored(orientation: int, height: int, has_size: bool, tmp_path: Path) -> None:
     picture, _, stored = turned_picture(orientation, height)
@@ -101,9 +101,8 @@ def test_what_is_left_out_is_counted_and_attributes_are_kept(tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("encoding", ["GB2312", "Shift_JIS", "euc-kr", "ISO-8859-1", "UTF-16"])
-def test_annotations_in_other_encodings(encoding: str, tmp_path: Path) -> None:
-    name = {"Shift_JIS": "猫", "euc-kr": "고양이", "ISO-8859-1": "Ärger"}.get(encoding, "狗")
+@pytest.mark.parametrize(("encoding", "name"), [("Shift_JIS", "猫"), ("ISO-8859-1", "Ärger"), ("UTF-16", "狗")])
+def test_annotations_in_other_encodings(encoding: str, name: str, tmp_path: Path) -> None:
     text = f'<?xml version="1.0" encoding="{encoding}"?>{voc(thing(name, "1", "1", "9", "9"))}'
     write(tmp_path, {"JPEGImages/a.jpg": 0, "Annotations/a.xml": text.encode(encoding)})
     assert packed(tmp_path)[0].attrs["classes"] == [name]
@@ -112,15 +111,15 @@ def test_annotations_in_other_encodings(encoding: str, tmp_path: Path) -> None:
 side = st.integers(0, 1000).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 1000)))
 
 
+@settings(max_examples=examples(50))
 @given(boxes=st.lists(st.tuples(st.sampled_from(["cat", "a & b", "Ärger"]), side, side), max_size=6))
 def test_random_annotations_read_as_written(boxes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("set")
     # Thousandths of the width and height, from the first to the last pixel.
     rows = [(name, *(1 + x * 0.095 for x in xs), *(1 + y * 0.063 for y in ys)) for name, xs, ys in boxes]
     things = [thing(name, repr(left), repr(top), repr(right), repr(bottom)) for name, left, right, top, bottom in rows]
-    write(root, {"JPEGImages/a.jpg": 0, "Annotations/a.xml": voc(*things)})
-    meta, (record,) = packed(root)
-    classes: Any = meta.attrs["classes"]
+    source = Source(write(root, {"JPEGImages/a.jpg": 0, "Annotations/a.xml": voc(*things)}), kind="voc")
+    (record,), classes = source.records, cast("list[str]", source.rows.attrs["classes"])
     assert classes == sorted({row[0] for row in rows})
     assert [classes[label] for label in record["labels"]] == [row[0] for row in rows]
     assert record["boxes"].tolist() == [[left - 1, top - 1, right, bottom] for _, left, right, top, bottom in rows]

@@ -60,14 +60,7 @@ FOLDER = {"image": PLAIN, "label": INT, "key": STR}
 
 FOLDERS = {
     "classes": SourceCase(
-        {
-            "zebra/b.jpg": 0,
-            "zebra/a.JPEG": 1,
-            "zebra/deep/d.png": 2,
-            "apple/10.jpg": 3,
-            "apple/9.jpg": 4,
-            "beside.txt": "",
-        },
+        {"zebra/b.jpg": 0, "zebra/a.JPEG": 1, "zebra/deep/d.png": 2, "apple/10.jpg": 3, "apple/9.jpg": 4, "beside.txt": ""},
         FOLDER,
         {
             "key": ["apple/10.jpg", "apple/9.jpg", "zebra/a.JPEG", "zebra/b.jpg", "zebra/deep/d.png"],
@@ -81,7 +74,6 @@ FOLDERS = {
         FOLDER,
         {"key": ["a/1.jpg", "c/1.jpg"], "label": [0, 2]},
         options={"allow_empty": True},
-        notes=(),
         attrs={"classes": ["a", "b", "c"]},
     ),
     "numbers as classes, hidden files, annotations": SourceCase(
@@ -106,16 +98,13 @@ FOLDERS = {
         {f"walk/{name}/{n}.jpg": n % 5 for name in ("b", "a") for n in (1, 10, 2)},
         {"image": PLAIN, "label": INT, "video": INT, "frame": INT, "key": STR},
         {
-            "image": [jpeg(1), jpeg(2), jpeg(0)] * 2,
-            "video": [0, 0, 0, 1, 1, 1],
-            "frame": [0, 1, 2] * 2,
-            "key": ["walk/a"] * 3 + ["walk/b"] * 3,
-            "label": [0] * 6,
+            **{"image": [jpeg(1), jpeg(2), jpeg(0)] * 2, "video": [0, 0, 0, 1, 1, 1], "frame": [0, 1, 2] * 2},
+            **{"key": ["walk/a"] * 3 + ["walk/b"] * 3, "label": [0] * 6},
         },
         options={"kind": "frames"},
         attrs={"classes": ["walk"]},
     ),
-}
+}  # fmt: skip
 CITY = {
     f"{folder}/{split}/x/{number}_{end}.png": number if end == "gtFine_labelIds" else encode_mask(np.eye(9, dtype="u1"))
     for number, split in enumerate(("train", "val"))

@@ -5,7 +5,6 @@ It follows `docs/format.md` and shares no code with storeds. It reads a store in
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -146,21 +145,13 @@ def read_lmdb(url: str) -> tuple[Row, list[Row], list[bytes]]:
         assert (count - 1) * page_size < 16 + len(value)
     assert list(metas) == [b"meta"]
     body = json.loads(metas[b"meta"])
-    assert body["columns"] == {name.decode(): xxhash.xxh3_64_hexdigest(data) for name, data in column.items()}
+
     assert list(pairs) == [at.to_bytes(8, "big") for at in range(len(pairs))]
     rows = [msgspec.msgpack.decode(value[:-8]) for value in pairs.values()]
     assert all(value[:-8] == msgspec.msgpack.encode(row) for value, row in zip(pairs.values(), rows, strict=True))
-    sums = _unsealed((int.from_bytes(value[-8:], "big") for value in pairs.values()), body)
-    for field in body["fields"]:
-        name, values = field["name"], [row[field["name"]] for row in rows]
-        if field["kind"] in SCALARS:
-            assert np.array_equal(
-                np.frombuffer(column[name.encode()], SCALARS[field["kind"]]), np.array(values), equal_nan=True
-            )
-        elif field["kind"] == "str":
-            ends = np.frombuffer(column[f"{name}.offsets".encode()], "<i8")
-            assert [column[name.encode()][a:b].decode() for a, b in itertools.pairwise(ends)] == values
-    return body, rows, sums
+    assert {name.decode(): data for name, data in column.items()} == columns_of(rows, body["fields"])
+    assert body["columns"] == column_sums(rows, body["fields"])
+    return body, rows, _unsealed((int.from_bytes(value[-8:], "big") for value in pairs.values()), body)
 
 
 def _unsealed(seals: Iterable[int], body: Row) -> list[bytes]:
@@ -202,14 +193,11 @@ def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
         documents = list(database[name].find({"_id": {"$type": "number"}}).sort("_id", 1))
     assert set(found) == {"_id", "_meta", "_build", "_mean_bytes", "_documents"}
     body = json.loads(found["_meta"])
+    fields = {field["name"]: field for field in body["fields"]}
     assert (found["_id"], found["_build"]) == ("meta", body["build"])
     assert [document["_id"] for document in documents] == list(range(len(documents)))
-    names = [field["name"] for field in body["fields"]]
-    assert all(list(document) == ["_id", *names, "_seal"] for document in documents)
-    rows = [
-        {field["name"]: _mongodb_value(document[field["name"]], field) for field in body["fields"]}
-        for document in documents
-    ]
+    assert all(list(document) == ["_id", *fields, "_seal"] for document in documents)
+    rows = [{name: _mongodb_value(document[name], field) for name, field in fields.items()} for document in documents]
     assert body["columns"] == column_sums(rows, body["fields"])
     return body, rows, _unsealed((document["_seal"] % 2**64 for document in documents), body)
 
@@ -277,27 +265,19 @@ def _blob(value: Any) -> bytes:
 
 
 def write_mongodb(url: str, rows: list[Row], fields: list[Row]) -> None:
-    arrays = {field["name"] for field in fields if field["kind"] == "array"}
-    integers = {field["name"] for field in fields if field["kind"] == "int"}
     with database_of(url) as (database, name):
         for at, row in enumerate(rows):
             seal_of_row = seal(row, at)
             document = {"_id": Int64(at), **row, "_seal": Int64(seal_of_row - (seal_of_row >> 63 << 64))}
-            for field in arrays:
-                dtype, shape, data = row[field]
-                document[field] = {"dtype": dtype, "shape": [Int64(size) for size in shape], "data": data}
-            for field in integers:
-                document[field] = Int64(row[field])
+            for field in fields:
+                value = row[field["name"]]
+                if field["kind"] == "array":
+                    value = {"dtype": value[0], "shape": [Int64(size) for size in value[1]], "data": value[2]}
+                document[field["name"]] = Int64(value) if field["kind"] == "int" else value
             database[name].insert_one(document)
         body = meta_of(rows, fields, columns=column_sums(rows, fields))
-        meta = {
-            "_id": "meta",
-            "_meta": canonical(body),
-            "_build": body["build"],
-            "_mean_bytes": 1000,
-            "_documents": len(rows) + 1,
-        }
-        database[name].insert_one(meta)
+        more = {"_build": body["build"], "_mean_bytes": 1000, "_documents": len(rows) + 1}
+        database[name].insert_one({"_id": "meta", "_meta": canonical(body), **more})
 
 
 READ = {"lmdb": read_lmdb, "hdf5": read_hdf5, "mongodb": read_mongodb}
