@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 import storeds
 from make_store import make_store
@@ -105,17 +105,6 @@ def test_json_whose_keys_or_lengths_differ_stays_a_list() -> None:
 def test_what_makes_no_batch_says_why(batch: list[Any], settings: Any, words: str) -> None:
     with pytest.raises(errors.ConfigError, match=words):
         collate(batch, **settings)
-
-
-def test_a_worker_sends_batches_as_they_are() -> None:
-    width = 50_000
-    samples: Any = [(torch.full((width,), at), np.ones((at + 1, width)), at / 2) for at in range(4)]
-    loader = DataLoader(samples, batch_size=4, num_workers=1, collate_fn=functools.partial(collate, pad=[1]))
-    ((values, padded, halves),) = loader
-    assert values.tolist() == [[at] * width for at in range(4)]
-    assert padded.values.sum(dim=(1, 2)).tolist() == [width, 2 * width, 3 * width, 4 * width]
-    assert padded.mask.sum(dim=1).tolist() == [1, 2, 3, 4]
-    assert halves.tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_settings_apply_to_arrays_of_fixed_shape() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import storeds
 from make_store import make_store
@@ -60,6 +60,25 @@ def whole(url: str, end: str = "both", **options: Any) -> StoreDataset:
     return StoreDataset(url, decode="tensor", seed=1, as_dict=True, transforms=transforms, **options)
 
 
+class Doubled(Dataset[Any]):
+    """A dataset of a user, which looks at the samples."""
+
+    def __init__(self, inner: StoreDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.inner[index]["image"]
+        assert image.dtype == torch.float32
+        return {"image": 2 * image}
+
+
+def scale_some(image: torch.Tensor) -> torch.Tensor:
+    return image.float() / 255 if int(image[0, 0, 0]) % 2 else image
+
+
 TWO = {"image": [Resize((16, 16)), *ENDS["both"]], "other": [Resize((8, 8)), *ENDS["other"]]}
 CASES: dict[str, tuple[Callable[[str], Any], Any]] = {
     **{f"ends in {end}": (functools.partial(images, end=end), collate) for end in ENDS},
@@ -75,7 +94,17 @@ CASES: dict[str, tuple[Callable[[str], Any], Any]] = {
     "sizes, padded": (lambda url: images(url, size=None), functools.partial(collate, pad_images={"image": 0.5})),
     "detection": (lambda url: whole(url, fields=["image", "boxes", "labels"]), collate_detection),
     "detection, two": (lambda url: whole(url), collate_detection),
+    "dataset of a user": (lambda url: Doubled(images(url)), collate),
+    "before a flip": (
+        lambda url: images(url, transform=Compose([Resize((16, 16)), *ENDS["both"], RandomHorizontalFlip(1.0)])),
+        collate,
+    ),
+    "some are floats": (
+        lambda url: images(url, transform=Compose([Resize((16, 16)), scale_some, *ENDS["both"]])),
+        collate,
+    ),
 }
+LOADERS: list[tuple[Any, int]] = [(StoreLoader, 0), (StoreLoader, 1), (threaded, 2), (DataLoader, 1)]
 
 
 def flat(value: Any) -> list[torch.Tensor]:
@@ -85,8 +114,10 @@ def flat(value: Any) -> list[torch.Tensor]:
     return [each for part in parts for each in flat(part)]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("kind", "workers"), [(StoreLoader, 0), (StoreLoader, 1), (threaded, 2), (DataLoader, 1)])
+@pytest.mark.parametrize(
+    ("case", "kind", "workers"),
+    [(case, *LOADERS[(at + more) % 4]) for at, case in enumerate(CASES) for more in (0, 2)],
+)
 def test_a_batch_is_that_of_whole_samples(url: str, kind: Any, workers: int, case: str) -> None:
     make, collate_fn = CASES[case]
     data = make(url)

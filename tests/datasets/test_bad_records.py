@@ -65,8 +65,7 @@ def test_bad_lmdb_records_are_errors_in_their_places(path: Path) -> None:
     assert all(f"lmdb://{path}" in text for text in says.values())
 
 
-@pytest.mark.parametrize("batch", [1, 7, 400])
-@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize(("foreign", "batch"), [(False, 1), (True, 7), (False, 400)])
 def test_a_damaged_page_of_lmdbs_spoils_its_own_record_alone(tmp_path: Path, foreign: bool, batch: int) -> None:
     records: list[Any] = [{"image": encoded(at) + bytes([at % 251]) * 9000, "label": at} for at in range(400)]
     path = tmp_path / "store"
@@ -129,21 +128,16 @@ def mocked() -> Mocked:
     ("values", "says"),
     [
         ({"image": "text"}, "field 'image' of its document is not of kind image (found str)"),
-        ({"image": None}, "field 'image' of its document is not of kind image (found NoneType)"),
         ({"image": {"_parts": 2}}, "a part of its field 'image' is missing from the collection"),
         ({"image": {"_parts": "x"}}, "field 'image' of its document is not of kind image (found dict)"),
         ({"label": "3"}, "field 'label' of its document is not of kind int (found str)"),
         ({"label": True}, "field 'label' of its document is not of kind int (found bool)"),
-        ({"label": 3.0}, "field 'label' of its document is not of kind int (found float)"),
         ({"key": 3}, "field 'key' of its document is not of kind str (found int)"),
         ({"score": 1}, "field 'score' of its document is not of kind float (found int)"),
         ({"good": 1}, "field 'good' of its document is not of kind bool (found int)"),
         ({"note": [3]}, "field 'note' of its document is not of kind json (found list)"),
         ({"label": 4}, "its checksum does not match its bytes"),
-        ({"image": b"other"}, "its checksum does not match its bytes"),
         ({"_seal": b"12345678"}, "it has no seal"),
-        ({"_seal": "12345678"}, "it has no seal"),
-        ({"_seal": 8}, "its checksum does not match its bytes"),
     ],
     ids=lambda value: repr(value)[:30],
 )

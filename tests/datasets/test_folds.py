@@ -135,13 +135,3 @@ def test_splits_of_a_config(tmp_path: Path) -> None:
     config["splits"]["val"]["dataset"]["fold"]["take"] = 1
     with pytest.raises(ConfigError, match="splits 'val' and 'train' of the config share"):
         storeds.build_dataset(config, "val")
-
-
-def test_a_position_belongs_to_its_fold(tmp_path: Path) -> None:
-    url = make_store(FIELDS, rows(60, 12), f"lmdb://{tmp_path}/s.lmdb")
-    first, second = (StoreDataset(url, reader="array", fold={"of": 2, "take": take}) for take in (0, 1))
-    assert len(first) == len(second)
-    state = storeds.EpochSampler(first, seed=0).state_dict()
-    storeds.EpochSampler(first, seed=0).load_state_dict(state)
-    with pytest.raises(ConfigError, match="another where=, fold or keys_file selected"):
-        storeds.EpochSampler(second, seed=0).load_state_dict(state)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import storeds
 from _modes import WRAPPERS, Case, Counted, all_cases, jitter, mark, pairwise, plain, product_of_modes
-from _stores import START_METHODS, written
+from _stores import written
 from make_store import make_store
 from photographs import jpeg
 from shares import FULL
@@ -71,7 +71,7 @@ def test_a_loader_gives_what_a_plain_list_would_in_one_storage_call_a_batch(stor
     truth = [wrapped[index] for index in range(len(wrapped))]
     assert len(dataset) == len(truth)
 
-    began = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    began = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
     loader = DataLoader(dataset, worker_init_fn=partial(mark, began), **case.arguments(len(truth)))
     for order in case.orders(len(truth)):
         expected = [plain(case.expected(truth, asked)) for asked in order]
@@ -80,7 +80,7 @@ def test_a_loader_gives_what_a_plain_list_would_in_one_storage_call_a_batch(stor
             expected, found = sorted(expected, key=repr), sorted(found, key=repr)
         assert found == expected
         assert backend.take_calls() == sorted(size for asked in order for size in case.calls(asked))
-    assert began.tolist() == [1] * case.workers + [0] * (3 - case.workers)
+    assert began.tolist() == [1] * case.workers + [0] * (2 - case.workers)
 
 
 def test_the_cases_pair_every_two_values_that_go_together() -> None:
@@ -88,7 +88,7 @@ def test_the_cases_pair_every_two_values_that_go_together() -> None:
     taken = [cases[at] for at in pairwise(cases)]
     for one, other in itertools.combinations(range(len(Case._fields)), 2):
         assert {(case[one], case[other]) for case in taken} == {(case[one], case[other]) for case in cases}
-    assert len(taken) < 100
+    assert len(taken) < 60
 
 
 AUGMENT = [{"name": "RandomResizedCrop", "size": 8}, "RandomHorizontalFlip", "ToTensor", jitter]
@@ -111,18 +111,16 @@ def two_epochs(dataset: StoreDataset, **arguments: Any) -> list[list[Any]]:
 class TestRandomness:
     """With a seed, a sample is a function of (seed, epoch, index) alone, in any process."""
 
-    # Each number of workers with each start method, and each of both with every engine.
-    PLACES = [
-        *((0, None, engine) for engine in ("lmdb", "hdf5", "mongodb")),
-        *(
-            (workers, method, ("lmdb", "hdf5", "mongodb")[(row + column) % 3])
-            for row, workers in enumerate((1, 2, 3))
-            for column, method in enumerate(START_METHODS)
-        ),
-    ]
-
-    @pytest.mark.share(5)
-    @pytest.mark.parametrize(("workers", "method", "engine"), PLACES)
+    @pytest.mark.parametrize(
+        ("workers", "method", "engine"),
+        [
+            (0, None, "hdf5"),
+            (1, "fork", "mongodb"),
+            (2, "fork", "lmdb"),
+            (2, "forkserver", "mongodb"),
+            (1, "spawn", "hdf5"),
+        ],
+    )
     def test_two_augmented_epochs_are_equal_everywhere(
         self, stores: dict[str, str], workers: int, method: str | None, engine: str
     ) -> None:

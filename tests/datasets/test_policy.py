@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import itertools
 import json
 import logging
 import pickle
@@ -15,9 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import h5py
 import lmdb
-import numpy as np
 import pytest
 import torch
 import xxhash
@@ -25,11 +22,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import storeds
 from _processes import end_workers
-from _stores import ENGINES
 from make_store import make_store
 from photographs import jpeg
 from picture_stores import picture_store
-from shares import share
 from storeds import Skipped, StoreDataset, errors
 from storeds.backends import Store
 from threaded import threaded
@@ -54,35 +49,23 @@ REPAIRED = list(range(7, COUNT, 10))
 OPTIONS: dict[str, Any] = {"fields": ["image", "index"], "decode": "tensor", "min_recovered": 0.9}
 
 
-@pytest.fixture
-def write(make_engine_url: Callable[[str], str]) -> Callable[[str], str]:
-    def write(engine: str) -> str:
-        url = make_engine_url(engine)
-        fields = {"key": "str", "image": "image", "split": "str"}
-        records = (
-            {"key": f"k{number}", "image": blob(number), "split": "val" if number % 2 else "train"}
-            for number in range(COUNT)
-        )
-        return make_store(fields, records, url)
-
-    return write
-
-
-@pytest.fixture
-def store(write: Callable[[str], str]) -> str:
-    return write("lmdb")
-
-
-def epochs(dataset: StoreDataset, method: str) -> tuple[list[int], str]:
-    """Return the indices of two epochs with three workers, and a digest of all that they held."""
-    loader = DataLoader(
-        dataset,
-        batch_size=5,
-        num_workers=3,
-        multiprocessing_context=method,
-        persistent_workers=True,
-        collate_fn=storeds.collate,
+def write(url: str) -> str:
+    fields = {"key": "str", "image": "image", "split": "str"}
+    records = (
+        {"key": f"k{number}", "image": blob(number), "split": "val" if number % 2 else "train"}
+        for number in range(COUNT)
     )
+    return make_store(fields, records, url)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(f"lmdb://{tmp_path_factory.mktemp('policy')}/store.lmdb")
+
+
+def epochs(dataset: StoreDataset, **workers: Any) -> tuple[list[int], str]:
+    """Return the indices of two epochs, and a digest of all that they held."""
+    loader = DataLoader(dataset, batch_size=5, collate_fn=storeds.collate, **workers)
     seen: list[int] = []
     digest = xxhash.xxh3_64()
     for epoch in range(2):
@@ -93,36 +76,33 @@ def epochs(dataset: StoreDataset, method: str) -> tuple[list[int], str]:
     return seen, digest.hexdigest()
 
 
-POLICIES = ("skip", "replace")
-SPAWNED = share(itertools.product(ENGINES, POLICIES), 1)
-"""Where this run spawns workers, too."""
-
-
-@pytest.mark.share(3)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines of two CPUs
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_two_epochs_report_the_truth_under_every_start_method(
-    write: Callable[[str], str], engine: str, policy: str
+@pytest.mark.parametrize(
+    ("engine", "policy", "method"),
+    [
+        ("lmdb", "skip", "fork"),
+        ("hdf5", "skip", "spawn"),
+        ("hdf5", "replace", "fork"),
+        ("mongodb", "replace", "fork"),
+        ("lmdb", "replace", "forkserver"),
+    ],
+)
+def test_two_epochs_of_workers_report_the_truth(
+    make_engine_url: Callable[[str], str], engine: str, policy: str, method: str
 ) -> None:
-    url = write(engine)
-    digests = set()
-    forked = ["fork", "forkserver"] if engine == "lmdb" else ["fork"]
-    for method in [*forked, "spawn"] if (engine, policy) in SPAWNED else forked:
-        dataset = StoreDataset(url, on_error=policy, seed=1, **OPTIONS)
-        seen, digest = epochs(dataset, method)
-        digests.add(digest)
-        good = Counter({number: 2 for number in range(COUNT) if number not in BAD})
-        found = Counter(seen)
-        assert not set(found) & set(BAD)
-        assert good <= found
-        assert len(seen) == 2 * (COUNT if policy == "replace" else COUNT - len(BAD))
-        report = dataset.report()  # workers of a plain DataLoader tell no more
-        assert report.bad == {"in_workers": 2 * len(BAD)}
-        assert report.repaired == {"in_workers": sum(found[number] for number in REPAIRED)}
-        assert (report.seen, report.first, report.last) == (0, [], [])
-        assert "in_workers" in str(report)
-    assert len(digests) == 1
+    url = write(make_engine_url(engine))
+    dataset = StoreDataset(url, on_error=policy, seed=1, **OPTIONS)
+    seen, digest = epochs(dataset, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    good = Counter({number: 2 for number in range(COUNT) if number not in BAD})
+    found = Counter(seen)
+    assert not set(found) & set(BAD)
+    assert good <= found
+    assert len(seen) == 2 * (COUNT if policy == "replace" else COUNT - len(BAD))
+    report = dataset.report()  # workers of a plain DataLoader tell no more
+    assert report.bad == {"in_workers": 2 * len(BAD)}
+    assert report.repaired == {"in_workers": sum(found[number] for number in REPAIRED)}
+    assert (report.seen, report.first, report.last) == (0, [], [])
+    assert "in_workers" in str(report)
+    assert (seen, digest) == epochs(StoreDataset(url, on_error=policy, seed=1, **OPTIONS))
 
 
 def test_raise_counts_the_sample_and_names_its_place(store: str) -> None:
@@ -145,28 +125,23 @@ def fail_at_9(index: int) -> int:
     return index
 
 
-@pytest.mark.share(3)
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 @pytest.mark.parametrize(
-    ("error", "arguments", "first"),
+    ("method", "error", "arguments", "first"),
     [
-        (errors.DecodeError, {}, (3, "k3", "truncated_header")),
-        (errors.DecodeError, {"where": {"key": ["k2", "k13"]}}, (13, "k13", "truncated_scan")),
+        ("fork", errors.DecodeError, {}, (3, "k3", "truncated_header")),
+        ("spawn", errors.DecodeError, {"where": {"key": ["k2", "k13"]}}, (13, "k13", "truncated_scan")),
         (
+            "fork",
             errors.TransformError,
-            {"transform": {"index": fail_at_9}, "keys_file": "good.txt"},
+            {"transform": {"index": fail_at_9}, "where": {"key": [f"k{n}" for n in range(COUNT) if n not in BAD]}},
             (10, "k10", "transform"),
         ),
     ],
     ids=["picture", "selection", "transform"],
 )
 def test_an_error_of_a_worker_has_the_attributes_of_its_record(
-    store: str, tmp_path: Path, method: str, error: type[errors.RecordError], arguments: dict[str, Any], first: Any
+    store: str, method: str, error: type[errors.RecordError], arguments: dict[str, Any], first: Any
 ) -> None:
-    if "keys_file" in arguments:
-        good = tmp_path / "good.txt"
-        good.write_text("\n".join(f"k{number}" for number in range(COUNT) if number not in BAD))
-        arguments = {**arguments, "keys_file": good}
     dataset = StoreDataset(store, **OPTIONS, **arguments)
     loader = storeds.StoreLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context=method)
     with pytest.raises(error) as caught:
@@ -221,17 +196,23 @@ def test_a_batch_of_which_a_concatenation_skips_all_is_an_error_and_one_of_store
     assert len(batch[0]) == 2
 
 
-@pytest.mark.parametrize("kind", [storeds.StoreLoader, threaded, DataLoader])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("joined", ["mixture", "concatenation", "part of a concatenation"])
+@pytest.mark.parametrize(
+    ("joined", "kind", "workers"),
+    [
+        ("mixture", storeds.StoreLoader, 0),
+        ("mixture", threaded, 2),
+        ("mixture", DataLoader, 0),
+        ("mixture", DataLoader, 2),
+        ("concatenation", storeds.StoreLoader, 2),
+        ("part of a concatenation", storeds.StoreLoader, 0),
+    ],
+)
 def test_replacements_fill_a_batch_of_joined_datasets_that_would_be_empty(
     store: str, joined: str, workers: int, kind: Any
 ) -> None:
     sources = {name: StoreDataset(store, on_error="skip", seed=1, **OPTIONS) for name in ("a", "b")}
     whole: Any = storeds.StoreMixture(sources) if joined == "mixture" else ConcatDataset(list(sources.values()))
     data: Any = Subset(whole, range(2 * COUNT)) if joined.startswith("part") else whole
-    if kind is DataLoader and joined != "mixture":
-        return  # it asks for one sample at a time
     first, second, *_ = BAD
     batches = [[first, COUNT + second], [first, 0], [COUNT + 4]]
     loader = kind(data, batch_sampler=batches, num_workers=workers, collate_fn=storeds.collate)
@@ -241,13 +222,6 @@ def test_replacements_fill_a_batch_of_joined_datasets_that_would_be_empty(
     if kind is not DataLoader or not workers:  # such workers tell the number of bad samples alone
         assert [(each.seen, each.replaced, each.skipped) for each in reports] == [(3, 1, 1), (2, 1, 0)]
     assert [sum(each.bad.values()) for each in reports] == [2, 1]
-
-
-def test_a_config_of_sources_skips_to_the_end_of_the_epoch(store: str) -> None:
-    parts = [{"name": name, "url": store} for name in ("a", "b")]
-    table = {"on_error": "skip", "seed": 1, "sources": parts, **OPTIONS}
-    loader = storeds.build_loader({"dataset": table, "loader": {"batch_size": 1, "num_workers": 0}})
-    assert sum(len(images) for images, *_ in loader) == 2 * COUNT
 
 
 def test_a_replacement_depends_on_seed_epoch_and_index_alone(store: str) -> None:
@@ -308,15 +282,14 @@ def spoil(path: Path, position: int) -> None:
             transaction.put(position.to_bytes(8, "big"), bytes(value))
 
 
-@pytest.mark.parametrize("kind", [storeds.StoreLoader, threaded])
 def test_a_batch_of_joined_datasets_takes_one_storage_call_for_each(
-    store: str, write: Callable[[str], str], asked: list[list[int]], kind: Any
+    store: str, make_engine_url: Callable[[str], str], asked: list[list[int]]
 ) -> None:
     joined: Any = StoreDataset(store, on_error="skip", **OPTIONS) + Subset(
-        StoreDataset(write("lmdb"), on_error="skip", **OPTIONS), range(COUNT)
+        StoreDataset(write(make_engine_url("lmdb")), on_error="skip", **OPTIONS), range(COUNT)
     )
     expected = [index for index in range(COUNT) if index not in BAD]
-    loader = kind(joined, batch_size=2 * COUNT, shuffle=True, seed=1)
+    loader = storeds.StoreLoader(joined, batch_size=2 * COUNT, shuffle=True, seed=1)
     order = list(loader.sampler)
     loader.set_epoch(0)
     asked.clear()
@@ -327,15 +300,16 @@ def test_a_batch_of_joined_datasets_takes_one_storage_call_for_each(
     assert sorted(map(len, asked)) == [keys, keys, COUNT, COUNT]
 
 
-def test_where_and_replace_stay_within_the_selection(store: str) -> None:
-    dataset = StoreDataset(store, where={"split": "val"}, on_error="replace", **OPTIONS)
-    dataset[list(range(len(dataset)))]
-    assert [event.position for event in dataset.report().first] == list(BAD)
-
-
-@pytest.mark.parametrize("limit", [{"max_bad": 2}, {"max_bad_fraction": 0.04}])
-@pytest.mark.parametrize("kind", [DataLoader, storeds.StoreLoader, threaded])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("limit", "kind", "workers"),
+    [
+        ({"max_bad": 2}, DataLoader, 0),
+        ({"max_bad_fraction": 0.04}, DataLoader, 2),
+        ({"max_bad_fraction": 0.04}, storeds.StoreLoader, 0),
+        ({"max_bad": 2}, storeds.StoreLoader, 2),
+        ({"max_bad": 2}, threaded, 2),
+    ],
+)
 def test_too_many_bad_samples_stop_the_run_with_one_error_that_lists_them(
     store: str, limit: dict[str, Any], kind: Any, workers: int
 ) -> None:
@@ -374,7 +348,7 @@ def test_as_many_bad_samples_as_a_limit_says_are_allowed(store: str) -> None:
         StoreDataset(store, on_error="skip", max_bad=len(BAD) - 1, **OPTIONS)[:]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_limits_hold_for_each_of_two_loaders_at_different_epochs(store: str, workers: int) -> None:
     """Their batches take turns."""
     dataset = StoreDataset(store, on_error="skip", max_bad=4, **OPTIONS)
@@ -395,13 +369,11 @@ def of_epoch_0(dataset: StoreDataset, loader: Any) -> Any:
     ("kind", "arguments"),
     [
         (storeds.StoreLoader, {}),
-        (storeds.StoreLoader, {"num_workers": 2}),
         (storeds.StoreLoader, {"num_workers": 2, "persistent_workers": True}),
         (storeds.StoreLoader, {"sampler": range(COUNT)}),
         (storeds.StoreLoader, {"num_workers": 2, "start_method": "thread"}),
         (DataLoader, {}),
-        (DataLoader, {"num_workers": 1}),  # each worker keeps the limit for itself
-        (DataLoader, {"num_workers": 1, "persistent_workers": True}),
+        (DataLoader, {"num_workers": 1, "persistent_workers": True}),  # each worker keeps the limit for itself
     ],
 )
 def test_limits_are_of_one_pass_where_each_has_the_same_epoch(store: str, kind: Any, arguments: dict[str, Any]) -> None:
@@ -423,13 +395,6 @@ def test_a_worker_does_not_count_what_its_parent_has_read(store: str) -> None:
     )
     assert sum(len(indices) for _, indices in loader) == COUNT - len(BAD)
     assert dataset.report().bad["in_workers"] == len(BAD)
-
-
-def test_passes_of_workers_that_start_again_do_not_add_up(store: str) -> None:
-    dataset = StoreDataset(store, on_error="skip", max_bad=len(BAD), **OPTIONS)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=storeds.collate)
-    for _ in range(3):  # nobody sets an epoch
-        assert sum(len(indices) for _, indices in loader) == COUNT - len(BAD)
 
 
 def test_the_error_lists_bad_samples_of_its_own_pass(store: str) -> None:
@@ -465,13 +430,6 @@ def by_foreign_lmdb(folder: Path) -> Any:
     return StoreDataset, {"url": f"lmdb://{folder}/x.lmdb", "columns": {"image": "{}"}}
 
 
-def by_foreign_hdf5(folder: Path) -> Any:
-    with h5py.File(folder / "x.h5", "w") as file:
-        for name, blob in NAMES.items():
-            file[name] = np.frombuffer(blob, np.uint8)
-    return StoreDataset, {"url": f"hdf5://{folder}/x.h5", "columns": {"image": "a/{}"}}
-
-
 def by_own(folder: Path, **more: Any) -> Any:
     records = [{"image": blob, "key": name} for name, blob in NAMES.items()]
     url = make_store({"image": "image", "key": "str"}, records, f"hdf5://{folder}/x.h5")
@@ -480,21 +438,12 @@ def by_own(folder: Path, **more: Any) -> Any:
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "native": by_own,
-    "selected": lambda folder: by_own(folder, keys_file=write_keys(folder)),
     "joined": lambda folder: by_own(folder, url=[f"hdf5://{folder}/x.h5"]),
-    "sample": lambda folder: by_own(folder, reader="sample"),
     "a foreign LMDB": by_foreign_lmdb,
-    "a foreign HDF5": by_foreign_hdf5,
 }
 
 
-def write_keys(folder: Path) -> str:
-    (folder / "keys.txt").write_text("\n".join(list(NAMES)[1:]))
-    return str(folder / "keys.txt")
-
-
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("policy", ["skip", "replace", "raise"])
+@pytest.mark.parametrize(("source", "policy"), list(zip(SOURCES, ["skip", "replace", "raise"], strict=True)))
 def test_a_report_and_the_log_name_keys_and_the_store_once(
     source: str, policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -521,27 +470,6 @@ def test_a_report_and_the_log_name_keys_and_the_store_once(
     (first, *_) = json.loads(json.dumps(report.to_json()))["first"]
     assert (first["key"], first["text"]) == (report.first[0].key, report.first[0].text)
     assert len(pickle.dumps(report.first[0])) < 1000
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_messages_of_a_mixture_name_the_source_once(
-    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    parts = {}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        parts[name] = StoreDataset(**by_own(tmp_path / name)[1], on_error="skip", decode="tensor", seed=1)
-    mixture = storeds.datasets.StoreMixture(parts)
-    with caplog.at_level(logging.WARNING, "storeds"):
-        list(storeds.StoreLoader(mixture, batch_size=6, num_workers=workers))
-    for name, each in mixture.sources.items():
-        report = each.report()
-        others = [part.url for other, part in parts.items() if other != name]
-        assert report.last
-        assert (str(report).count(parts[name].url), [str(report).count(url) for url in others]) == (1, [0])
-        assert all(event.key in NAMES for event in report.last)
-    assert all(sum(line.count(part.url) for part in parts.values()) == 1 for line in caplog.messages)
-    assert all("(key 'a/" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
@@ -604,6 +532,6 @@ def is_full(image: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("transform", "error"), [(is_gone, errors.UnavailableError), (is_full, MemoryError)])
 def test_what_no_sample_is_to_blame_for_comes_through_every_policy(store: str, transform: Any, error: Any) -> None:
-    for policy in ("raise", "skip", "replace"):
+    for policy in ("skip", "replace"):
         with pytest.raises(error):
             StoreDataset(store, transform=transform, on_error=policy, **OPTIONS)[0]

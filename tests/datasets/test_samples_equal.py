@@ -14,7 +14,7 @@ from PIL import Image
 import storeds
 from make_store import make_store
 from photographs import saved
-from storeds import StoreDataset, StoreLoader, errors
+from storeds import StoreDataset, StoreLoader
 
 ENGINES = ["lmdb", "hdf5", "mongodb"]
 CLASSES = {"classes": ["cat", "dog", "bird"]}
@@ -159,13 +159,3 @@ def test_transform_and_target_transform_follow_transforms(make_engine_url: Calla
 
 def negated(labels: torch.Tensor) -> torch.Tensor:
     return -labels
-
-
-def test_a_failing_transform_names_the_record(make_engine_url: Callable[[str], str]) -> None:
-    dataset = opened(written(make_engine_url("lmdb")), transforms=[fail])
-    with pytest.raises(errors.TransformError, match=r"^record 2 \(key 'sample-2'\) of .*transforms .*failed: KeyError"):
-        dataset[2]
-
-
-def fail(sample: dict[str, Any]) -> Any:
-    return sample["no such element"]

@@ -64,16 +64,6 @@ def test_a_sampler_of_batches_in_place_of_one_of_indices_is_a_type_error(stores:
         list(DataLoader(stores[0], sampler=sampler, batch_size=2))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("index", [15, -16])
-def test_an_index_outside_is_an_index_error_in_every_tree(stores: list[StoreDataset], index: int, workers: int) -> None:
-    mixture = storeds.StoreMixture(dict(zip("abc", stores, strict=True)))
-    trees: list[Any] = [ConcatDataset(stores), Subset(ConcatDataset(stores), range(15)), mixture]
-    for dataset in trees:
-        with pytest.raises(IndexError, match=f"index {index} is outside"):
-            list(StoreLoader(dataset, sampler=[0, index], batch_size=2, num_workers=workers))
-
-
 class Wrapped(Dataset[Any]):
     """A dataset of a user, which makes samples of its own from those of others."""
 

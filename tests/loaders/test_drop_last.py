@@ -11,7 +11,6 @@ from torch.utils.data import ConcatDataset, Subset
 import storeds
 from make_store import make_store
 from storeds import EpochSampler, StoreDataset, StoreLoader
-from storeds.errors import ConfigError
 
 COUNT, SIZE = 95, 9
 URL = "memory://drop-last"
@@ -52,10 +51,10 @@ def sizes(batches: list[Any]) -> set[int]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_config_and_python_make_the_same_batches_and_load_each_others_state(
-    monkeypatch: pytest.MonkeyPatch, world: int, name: str, drop_last: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, drop_last: bool
 ) -> None:
+    world = 3
     settings = {"batch_size": SIZE, "drop_last": drop_last, **SETTINGS[name]}
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world)
@@ -78,23 +77,6 @@ def test_a_config_and_python_make_the_same_batches_and_load_each_others_state(
     assert len(lengths) == 1
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_leave_out_what_does_not_divide_or_repeat_the_beginning(world: int, name: str) -> None:
-    """Each sample or batch comes once with `drop_last`; without it, those of the beginning come again."""
-    settings = {"batch_size": SIZE, "seed": 1, **SETTINGS[name]}
-
-    def draw(ranks: int, rank: int, drop_last: bool) -> list[Any]:
-        return list(EpochSampler(dataset(), num_replicas=ranks, rank=rank, drop_last=drop_last, **settings))
-
-    for drop_last in (False, True):
-        whole = draw(1, 0, drop_last)
-        parts = [draw(world, rank, drop_last) for rank in range(world)]
-        steps = len(whole) // world if drop_last else -(-len(whole) // world)
-        expected = (whole * world)[: steps * world]
-        assert parts == [expected[rank::world] for rank in range(world)]
-
-
 @pytest.mark.parametrize("data", ["dataset", "subset", "joined", "mixture"])
 @pytest.mark.parametrize("name", ["balanced batches", "groups", "buckets"])
 def test_every_plan_that_makes_batches_leaves_out_short_ones(name: str, data: str) -> None:
@@ -110,23 +92,3 @@ def test_every_plan_that_makes_batches_leaves_out_short_ones(name: str, data: st
     some = list(EpochSampler(kinds[data], batch_size=SIZE, seed=4, drop_last=True, **settings))
     assert sorted(some) == sorted(batch for batch in every if len(batch) == SIZE)
     assert len(some) < len(every)
-
-
-def test_a_budget_says_what_a_short_batch_is() -> None:
-    arguments: dict[str, Any] = {
-        "bucket_by": "length",
-        "num_buckets": 3,
-        "max_padded": 64,
-        "batch_size": SIZE,
-        "seed": 2,
-    }
-    batches = list(EpochSampler(dataset(), drop_last=True, **arguments))
-    assert len(sizes(batches)) > 1
-    assert max(sizes(batches)) <= SIZE
-
-
-def test_a_state_of_the_other_setting_is_refused() -> None:
-    """A loader of batches that drops short ones has other places."""
-    state = StoreLoader(dataset(), batch_size=SIZE, shuffle=True, drop_last=True).state_dict()
-    with pytest.raises(ConfigError, match="drop_last was True and is False"):
-        StoreLoader(dataset(), batch_size=SIZE, shuffle=True).load_state_dict(state)

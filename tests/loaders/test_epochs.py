@@ -65,7 +65,7 @@ def test_loaders_iterated_side_by_side_keep_their_own_epochs(tmp_path: Path, how
     assert one_pass(batch for _, batch in side_by_side) == expected[3]
 
 
-@pytest.mark.parametrize("how", LOADERS)
+@pytest.mark.parametrize("how", [how for how in LOADERS if how != "spawned"])
 def test_datasets_of_users_around_ours_get_the_epoch_of_the_pass(tmp_path: Path, how: str) -> None:
     url = numbered_store(tmp_path)
     inner = [jittered_dataset(url, 7) for _ in range(2)]
@@ -97,17 +97,19 @@ def test_every_framework_gets_a_new_order_and_new_pixels_in_each_epoch(tmp_path:
         assert again == [what, seed, given]
 
 
-def run_two_ranks(name: str, folder: Path) -> list[Any]:
-    """Run a program of `support` as two ranks; return what each of them wrote."""
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each of two ranks wrote in `_two_ranks.py`."""
+    folder = tmp_path_factory.mktemp("ranks")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [str(SUPPORT / name), numbered_store(folder), str(folder)]
+    program = [str(SUPPORT / "_two_ranks.py"), numbered_store(folder), str(folder)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, *program], env=environment, timeout=500, check=True)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_loaders_that_are_made_before_the_ranks_meet_divide_the_epoch(tmp_path: Path) -> None:
-    first, second = run_two_ranks("_late_ranks.py", tmp_path)
+def test_loaders_that_are_made_before_the_ranks_meet_divide_the_epoch(ranks: list[Any]) -> None:
+    first, second = ranks
     for name, (before, length, *epochs) in first["loaders"].items():
         assert (before, length) == tuple(second["loaders"][name][:2]), name
         assert before > length == len(epochs[0]), name
@@ -122,8 +124,8 @@ def test_loaders_that_are_made_before_the_ranks_meet_divide_the_epoch(tmp_path: 
     assert first["alone"] == second["alone"] == 4  # num_replicas=1, rank=0: each rank reads everything
 
 
-def test_ranks_without_a_seed_agree_on_one_order(tmp_path: Path) -> None:
-    runs = list(zip(*run_two_ranks("_seedless_ranks.py", tmp_path), strict=True))
+def test_ranks_without_a_seed_agree_on_one_order(ranks: list[Any]) -> None:
+    runs = list(zip(*(each["seedless"] for each in ranks), strict=True))
     for one, other in zip(*runs[0], strict=True):  # the epochs of each loader and stream
         epochs = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
         assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 3

@@ -47,9 +47,9 @@ def numbers(samples: Any) -> list[Any]:
     return [sample[0] for sample in samples]
 
 
-def load(dataset: Any, workers: int, method: str = "fork", batch: int = BATCH, **arguments: Any) -> DataLoader[Any]:
-    context: dict[str, Any] = {"multiprocessing_context": method} if workers else {}
-    return DataLoader(dataset, batch, num_workers=workers, collate_fn=numbers, **context, **arguments)
+def load(dataset: Any, workers: int, **arguments: Any) -> DataLoader[Any]:
+    context: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
+    return DataLoader(dataset, BATCH, num_workers=workers, collate_fn=numbers, **context, **arguments)
 
 
 def whole(epoch: int = 0, seed: int = 2, shuffle: bool = False, **order: Any) -> list[int]:
@@ -60,16 +60,13 @@ def whole(epoch: int = 0, seed: int = 2, shuffle: bool = False, **order: Any) ->
 
 
 class TestOrder:
-    @pytest.mark.parametrize("order", ORDERS, ids=str)
-    @pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "fork"), (2, "fork"), (1, "spawn")])
-    def test_batches_are_those_of_a_store_loader(
-        self, urls: list[str], order: dict[str, Any], workers: int, method: str
-    ) -> None:
+    @pytest.mark.parametrize(("order", "workers"), [(ORDERS[0], 0), (ORDERS[1], 1), (ORDERS[2], 2)], ids=str)
+    def test_batches_are_those_of_a_store_loader(self, urls: list[str], order: dict[str, Any], workers: int) -> None:
         found = stream(urls, transform=jittered, **order)
-        loader = load(found, workers, method)
+        loader = load(found, workers)
         dataset = StoreDataset(urls, reader="array", seed=2, transform=jittered)
         expected = StoreLoader(dataset, batch_size=BATCH, sampler=EpochSampler(dataset, **{"shuffle": False, **order}))
-        for epoch in (0, 3) if method == "fork" else (3,):
+        for epoch in (0, 3):
             found.set_epoch(epoch)
             expected.set_epoch(epoch)
             batches = list(loader)
@@ -83,6 +80,7 @@ class TestOrder:
         for epoch in (0, 4, 4, 1):
             found.set_epoch(epoch)
             assert sum(loader, []) == whole(epoch, shuffle=True)
+        assert sum(loader, []) == whole(1, shuffle=True)  # without set_epoch, a pass repeats the order
 
     @settings(max_examples=examples(200))
     @given(
@@ -126,10 +124,6 @@ class TestOrder:
 
 
 class TestEpochs:
-    def test_a_pass_without_set_epoch_repeats_the_order(self, urls: list[str]) -> None:
-        loader = load(stream(urls, shuffle=True), 2, persistent_workers=True)
-        assert [sum(loader, []) for _ in range(2)] == [whole(0, shuffle=True)] * 2
-
     def test_set_epoch_on_stream_or_dataset(self, urls: list[str]) -> None:
         found = stream(urls, shuffle=True)
         for epoch in (0, 0, 1):
@@ -176,9 +170,7 @@ class TestSources:
         ("arguments", "message"),
         [
             ({"sources": []}, "empty"),
-            ({"sources": 3}, "not int"),
             ({"sources": [StoreDataset]}, "."),
-            ({"sources": torch.utils.data.TensorDataset()}, "a stream reads StoreDatasets"),
             ({"sources": torch.utils.data.TensorDataset(), "as_dict": True}, "as_dict when you make the dataset"),
             ({"shuffle": True, "window": 2}, "none without block_size"),
             ({"read_batch": 0}, "read_batch must be at least 1"),
@@ -305,7 +297,7 @@ class TestBadSamples:
         report = found.dataset.report()
         assert (report.seen, sum(report.bad.values())) == (10, 3)
 
-    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("workers", [2])
     def test_batches_have_every_good_sample_once_and_no_other(self, photos: str, workers: int) -> None:
         for size in (1, 2, 3):  # storage calls in which all samples are bad
             found = StoreIterable([photos, photos], on_error="skip", read_batch=size)
@@ -316,11 +308,6 @@ class TestBadSamples:
         with pytest.raises(errors.BadSamplesError, match="all 100 samples of this pass were skipped"):
             list(StoreIterable(picture_store([b"no"] * 100), on_error="skip"))
         assert list(StoreIterable(picture_store([b"no"] * 99), on_error="skip")) == []
-
-    def test_replaced_samples_keep_the_count(self, photos: str) -> None:
-        labels = [label for _, label in StoreIterable(photos, on_error="replace", seed=1)]
-        assert len(labels) == 10
-        assert not set(labels) & set(self.BAD)
 
     def test_errors_of_policies_and_engines_are_raised(self, photos: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(errors.BadSamplesError, match="max_bad=2"):

@@ -80,8 +80,7 @@ def test_tensors_in_any_nesting_come_to_the_device(device: str) -> None:
             assert batch["b"].names == ["n"]
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, threaded])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "workers"), [(StoreLoader, 0), (threaded, 2)])
 def test_a_loader_made_by_hand_needs_no_sampler(url: str, kind: type[StoreLoader], workers: int) -> None:
     dataset = StoreDataset(url, reader="array", fields=["x"])
     by_hand = kind(dataset, batch_size=4, shuffle=True, seed=3, num_workers=workers)
@@ -133,8 +132,6 @@ def test_a_state_of_another_batch_size_and_what_is_no_state_are_refused(url: str
     for state in ({}, {"position": 3}):
         with pytest.raises(errors.ConfigError, match="not a state that a loader's state_dict"):
             loader(url).load_state_dict(state)
-    with pytest.raises(errors.ConfigError, match=r"epoch must be from 0 to"):
-        loader(url).set_epoch(2**70)
 
 
 def tracked(value: Any) -> torch.Tensor:

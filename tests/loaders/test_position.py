@@ -1,4 +1,4 @@
-"""The rules of `Position`, one by one, through samplers and loaders; `test_epoch_programs` mixes them at random."""
+"""The rules of `Position` about joined, wrapped and copied datasets and batch samplers; `test_epoch_programs` has the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler
 
 import storeds
 from make_store import make_store
@@ -21,8 +20,6 @@ from threaded import threaded
 
 COUNT, SIZE = 22, 4
 URL = "memory://position"
-OURS = pytest.mark.parametrize("kind", [StoreLoader, threaded])
-EVERY = pytest.mark.parametrize("kind", [StoreLoader, threaded, DataLoader])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,44 +52,10 @@ def given(batches: Any) -> list[int]:
     return [int(index) for (indices,) in batches for index in torch.as_tensor(indices).ravel()]
 
 
-def position(loader: Any) -> Any:
-    """Return what has the state: our loaders, and the sampler of others."""
-    return loader if isinstance(loader, StoreLoader) else loader.sampler
+class TestCalls:
+    """`set_epoch` on a dataset is for the next pass of each sampler over it."""
 
-
-class TestPasses:
-    @EVERY
-    def test_1_and_3_passes_are_the_epochs_from_0_also_after_a_break(self, kind: Any) -> None:
-        loader = load(kind)
-        assert given(loader) == order(0)
-        assert given(islice(loader, 2)) == order(1)[: 2 * SIZE]
-        assert given(loader) == order(2)
-
-    @EVERY
-    def test_2_a_pass_begins_with_its_first_index(self, kind: Any) -> None:
-        loader = load(kind)
-        waiting = [iter(loader) for _ in range(3)]
-        assert given(loader) == order(0)
-        assert given(waiting[1]) == order(1)
-        assert given(waiting[0]) == order(2)
-
-    @EVERY
-    @pytest.mark.parametrize("on", ["sampler", "dataset", "loader"])
-    def test_4_and_5_whoever_sets_the_epoch_sets_that_of_the_next_pass(self, kind: Any, on: str) -> None:
-        data = dataset()
-        loader = load(kind, data)
-        target = {"sampler": loader.sampler, "dataset": data, "loader": loader}[on]
-        if not hasattr(target, "set_epoch"):
-            return
-        next(iter(loader))
-        target.set_epoch(7)
-        assert (position(loader).state_dict()["epoch"], position(loader).state_dict()["position"]) == (7, 0)
-        assert [given(loader), given(loader)] == [order(7), order(8)]
-        target.set_epoch(8)  # again
-        assert [given(loader), given(loader)] == [order(8), order(9)]
-        assert data.epoch == 9
-
-    def test_4_the_last_call_counts(self) -> None:
+    def test_the_last_call_counts(self) -> None:
         parts = [dataset(), dataset()]
         joined = ConcatDataset[Any](parts)
         sampler = EpochSampler(joined)
@@ -105,7 +68,7 @@ class TestPasses:
             assert [part.epoch for part in parts] == [4, 4]
             sampler.set_epoch(9)
 
-    def test_5_each_loader_over_a_dataset_notices_a_call_once(self) -> None:
+    def test_each_loader_over_a_dataset_notices_a_call_once(self) -> None:
         data = dataset()
         early = [load(StoreLoader, data), load(threaded, data), load(DataLoader, data)]
         data.set_epoch(5)
@@ -113,7 +76,7 @@ class TestPasses:
         for loader in [*early, late]:
             assert [given(loader), given(loader)] == [order(5), order(6)]
 
-    def test_5_a_dataset_of_another_class_may_pass_the_call_on(self) -> None:
+    def test_a_dataset_of_another_class_may_pass_the_call_on(self) -> None:
         class Wrapped(torch.utils.data.Dataset[Any]):
             """Calls the ``set_epoch`` of the dataset inside, as a user does."""
 
@@ -134,8 +97,8 @@ class TestPasses:
         assert [list(sampler) and sampler.epoch for _ in range(3)] == [1, 2, 3]
         assert data.inner.epoch == 2
 
-    @OURS
-    def test_5_with_a_sampler_of_pytorch_too(self, kind: Any) -> None:
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded])
+    def test_with_a_sampler_of_pytorch_too(self, kind: Any) -> None:
         data = dataset()
         loader = kind(data, sampler=SequentialSampler(data), batch_size=SIZE)
         for _ in range(2):
@@ -152,80 +115,9 @@ class TestPasses:
         assert data.epoch == 4
 
 
-class TestPlaces:
-    @pytest.mark.parametrize("drop_last", [False, True])
-    @pytest.mark.parametrize("start", [0, 5, 8])
-    def test_6_ranks_take_turns_from_a_place_on(self, start: int, drop_last: bool) -> None:
-        whole, parts = order(), []
-        for rank in range(3):
-            sampler = EpochSampler(dataset(), num_replicas=3, rank=rank, drop_last=drop_last)
-            sampler.load_state_dict({**sampler.state_dict(), "position": start})
-            parts.append(list(sampler))
-        rest = whole[start:]
-        steps = len(rest) // 3 if drop_last else -(-len(rest) // 3)
-        assert [index for turn in zip(*parts, strict=True) for index in turn] == (rest + whole)[: 3 * steps]
-        assert {len(part) for part in parts} == {steps}
-
-    @OURS
-    def test_7_the_place_is_what_the_loop_received(self, kind: Any) -> None:
-        loader = load(kind, num_workers=2)
-        batches = iter(loader)
-        for count in range(1, 4):
-            next(batches)
-            assert loader.state_dict()["position"] == count * SIZE == loader.sampler.position
-
-    @OURS
-    def test_8_a_pass_that_leaves_out_a_short_batch_is_at_the_end(self, kind: Any) -> None:
-        loader = load(kind, drop_last=True)
-        assert len(given(loader)) == COUNT // SIZE * SIZE
-        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, COUNT)
-        assert (loader.sampler.epoch, loader.sampler.position) == (1, COUNT)
-
-
-class TestStates:
-    @OURS
-    def test_9_the_rest_then_the_next_epoch(self, kind: Any) -> None:
-        loader = load(kind)
-        seen = given(islice(loader, 2))
-        resumed = load(kind)
-        resumed.load_state_dict(loader.state_dict())
-        assert seen + given(resumed) == order(0)
-        assert given(resumed) == order(1)
-        at_end = load(kind)
-        at_end.load_state_dict(resumed.state_dict())
-        assert given(at_end) == order(2)
-
-    @OURS
-    def test_9_less_than_a_batch_is_no_rest_for_a_loader_that_leaves_it_out(self, kind: Any) -> None:
-        loader = load(kind, drop_last=True)
-        loader.load_state_dict({**loader.state_dict(), "position": COUNT - SIZE + 1})
-        assert given(loader) == order(1)[: COUNT // SIZE * SIZE]
-
-    @EVERY
-    def test_10_setting_the_loaded_epoch_keeps_its_place(self, kind: Any) -> None:
-        loader = load(kind)
-        state = {**position(loader).state_dict(), "epoch": 3, "position": 8}
-        position(loader).load_state_dict(state)
-        for _ in range(2):  # also after the pass was broken off
-            position(loader).set_epoch(3)
-            assert given(islice(loader, 1)) == order(3)[8 : 8 + SIZE]
-        position(loader).set_epoch(3)
-        assert given(loader) == order(3)[8:]
-        position(loader).set_epoch(3)
-        assert given(loader) == order(3)  # that pass had ended
-        position(loader).load_state_dict(state)
-        position(loader).set_epoch(2)
-        assert [given(loader), given(loader)] == [order(2), order(3)]
-
-    @EVERY
-    def test_10_the_rest_of_an_epoch_that_was_over_is_empty(self, kind: Any) -> None:
-        loader = load(kind)
-        position(loader).load_state_dict({**position(loader).state_dict(), "position": COUNT})
-        position(loader).set_epoch(0)
-        assert [given(loader), given(loader)] == [[], order(1)]
-
+class TestCopies:
     @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-    def test_11_a_copy_begins_where_the_next_pass_would(self, way: Any) -> None:
+    def test_a_copy_begins_where_the_next_pass_would(self, way: Any) -> None:
         data = dataset()
         sampler = EpochSampler(data)
         next(iter(sampler))
@@ -239,7 +131,7 @@ class TestStates:
         assert list(another) == order(2)
         assert list(sampler) == order(2 if way is copy.copy else 7)  # over the same dataset
 
-    def test_11_a_copied_loader_has_one_position(self) -> None:
+    def test_a_copied_loader_has_one_position(self) -> None:
         loader = load(StoreLoader)
         next(iter(loader))
         for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
@@ -259,9 +151,9 @@ BATCHED: list[dict[str, Any]] = [
 class TestBatchSamplers:
     """An `EpochSampler` keeps its position in a BatchSampler of PyTorch, and as one."""
 
-    @OURS
-    @pytest.mark.parametrize("drop_last", [False, True])
-    @pytest.mark.parametrize("world", [1, 2])
+    @pytest.mark.parametrize(
+        ("kind", "world", "drop_last"), [(StoreLoader, 1, True), (StoreLoader, 2, False), (threaded, 2, True)]
+    )
     def test_a_batch_sampler_over_one_is_a_sampler_with_a_batch_size(
         self, kind: Any, world: int, drop_last: bool
     ) -> None:
@@ -281,7 +173,7 @@ class TestBatchSamplers:
         usual.load_state_dict(state)
         assert [given(resumed), given(resumed)] == [given(usual), given(usual)]
 
-    @OURS
+    @pytest.mark.parametrize("kind", [StoreLoader, threaded])
     @pytest.mark.parametrize("arguments", BATCHED, ids=str)
     def test_one_that_makes_batches_is_a_batch_sampler(self, kind: Any, arguments: dict[str, Any]) -> None:
         arguments = {"batch_size": 4, "shuffle": True, **arguments}
@@ -332,35 +224,3 @@ class TestBatchSamplers:
         for inner in (BatchSampler(sampler, 4, False), StoreLoader(dataset(), batch_size=4).batch_sampler):
             with pytest.raises(ConfigError, match="already divided among the ranks"):
                 StoreLoader(dataset(), batch_sampler=Shard(inner))
-
-
-class TestSeeds:
-    """Without a seed, torch's generators decide, as in a DataLoader."""
-
-    @pytest.mark.parametrize("kind", [DataLoader, StoreLoader, threaded])
-    def test_equal_generators_give_equal_orders_and_others_others(self, kind: Any) -> None:
-        def run(seed: int) -> list[int]:
-            generator = torch.Generator().manual_seed(seed)
-            loader = kind(dataset(), batch_size=4, shuffle=True, generator=generator, collate_fn=storeds.collate)
-            return given(loader) + given(loader)
-
-        assert run(1) == run(1) != run(2)
-
-    @pytest.mark.parametrize("arguments", [{}, *BATCHED], ids=str)
-    def test_the_length_before_the_first_pass_is_that_of_the_pass(self, arguments: dict[str, Any]) -> None:
-        for seed in range(10):
-            torch.manual_seed(seed)
-            loader = StoreLoader(dataset(None), **{"batch_size": 4, "shuffle": True, **arguments})
-            assert len(loader) == len(list(loader))
-
-
-def test_a_number_is_enough() -> None:
-    sampler = EpochSampler(COUNT, seed=1)
-    assert list(sampler) == order(0)
-    assert sorted(sampler) == list(range(COUNT))
-    sampler.set_epoch(8)
-    resumed = EpochSampler(COUNT, seed=1)
-    resumed.load_state_dict(sampler.state_dict())
-    assert list(resumed) == list(sampler) == order(8)
-    subset: Any = Subset(dataset(), np.arange(COUNT).tolist())
-    assert list(EpochSampler(subset)) == order(0)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
 import multiprocessing
-import pickle
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from _jittered import COUNT, numbered_store
 from make_store import make_store
 from shares import examples
 from storeds import EpochSampler, StoreDataset, StoreLoader
@@ -58,13 +52,11 @@ def flat(batches: Iterable[Any]) -> list[int]:
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "no-workers": (StoreLoader, {}),
     "workers": (StoreLoader, {"num_workers": 2}),
-    "read-ahead": (StoreLoader, {"num_workers": 2, "prefetch_factor": 5}),
     "persistent": (StoreLoader, {"num_workers": 2, "persistent_workers": True}),
     "threads": (StoreLoader, {"num_workers": 2, "start_method": "thread"}),
     "plain": (DataLoader, {}),
     "plain-workers": (DataLoader, {"num_workers": 2}),
 }
-ours = pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("plain")])
 
 
 def load(sampler: EpochSampler, kind: str, *, bad: int | None = None, **arguments: Any) -> Any:
@@ -123,12 +115,9 @@ class TestOrder:
         ("arguments", "message"),
         [
             ({"data": object()}, "must have a length or be a number"),
-            ({"data": iter([])}, "must have a length or be a number"),
             ({"data": -1}, "data must be from 0 to"),
-            ({"data": True}, "data must be an int"),
             ({"data": 2**62 + 1}, "data must be from 0 to"),
             ({"seed": 1.0}, "seed must be an int, got 1.0"),
-            ({"seed": True}, "seed must be an int"),
             ({"num_replicas": 0}, "num_replicas must be at least 1, got 0"),
             ({"num_replicas": 2, "rank": 2}, "rank must be from 0 to 1, got 2"),
             ({"rank": -1}, "rank must be from 0 to 0, got -1"),
@@ -142,51 +131,14 @@ class TestOrder:
         with pytest.raises(ConfigError, match=message):
             seeded(**{"data": 10, **arguments})
 
-    @pytest.mark.parametrize("epoch", [-1, 1.5, True, "1"])
-    def test_a_wrong_epoch_is_refused(self, epoch: Any) -> None:
-        with pytest.raises(ConfigError, match="epoch must be"):
-            seeded(10).set_epoch(epoch)
+    def test_a_wrong_epoch_is_refused(self) -> None:
+        wrong: list[Any] = [-1, True, "1", 2**70]
+        for epoch in wrong:
+            with pytest.raises(ConfigError, match="epoch must be"):
+                seeded(10).set_epoch(epoch)
 
 
 class TestEpochs:
-    def test_samplers_and_datasets_tell_each_other_their_epoch(self) -> None:
-        one, other = stores(6, 7)
-        joined = ConcatDataset[Any]([Subset(one, [1]), other])
-        samplers = [seeded(one), seeded(Subset(one, range(6)))]
-        one.set_epoch(4)
-        copies = [one, copy.deepcopy(one), pickle.loads(pickle.dumps(one))]
-        for sampler in [*samplers, *map(seeded, copies)]:  # also those that are made later
-            assert list(sampler) == whole(6, 4)
-        seeded(joined).set_epoch(5)
-        assert (one.epoch, other.epoch) == (5, 5)
-        samplers[0].load_state_dict({**samplers[0].state_dict(), "epoch": 7})
-        assert one.epoch == 7
-
-    def test_a_sampler_sent_to_another_process_follows_its_dataset(self, tmp_path: Path) -> None:
-        dataset = StoreDataset(numbered_store(tmp_path), reader="array", seed=0)
-        sampler = EpochSampler(dataset)
-        for _ in range(3):
-            dataset.set_epoch(9)
-        (tmp_path / "sent").write_bytes(pickle.dumps((dataset, sampler)))
-        program = (
-            "import pickle, sys\n"
-            "dataset, sampler = pickle.load(open(sys.argv[1], 'rb'))\n"
-            "dataset.set_epoch(2)\n"
-            "print(list(sampler))"
-        )
-        command = [sys.executable, "-c", program, str(tmp_path / "sent")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout) == whole(COUNT, 2)
-
-    def test_without_a_seed_orders_differ_and_repeat_after_manual_seed(self) -> None:
-        torch.manual_seed(1)
-        first = EpochSampler(50)
-        runs = [[list(first), list(first)], [list(EpochSampler(50)) for _ in range(2)]]
-        torch.manual_seed(1)
-        again = EpochSampler(50)
-        assert [list(again), list(again)] == runs[0]
-        assert len({tuple(order) for run in runs for order in run}) == 4
-
     def test_a_drawn_seed_is_part_of_the_state(self) -> None:
         sampler = EpochSampler(50)
         begun = list(islice(sampler, 20))
@@ -293,12 +245,6 @@ class TestState:
             sampler.load_state_dict(state)
         assert (sampler.epoch, sampler.position) == (0, 0)
 
-    def test_repr_says_where_it_is(self) -> None:
-        assert repr(seeded(10, num_replicas=4, rank=1, block_size=2)) == (
-            "EpochSampler(10, shuffle=True, seed=0, rank=1 of 4, drop_last=False, block_size=2, window=8, position=0 of "
-            "epoch 0)"
-        )
-
 
 def drawn(state: dict[str, Any] | None, count: int, world: int, batch: int, stop: int | None, **how: Any) -> Any:
     """Let all ranks train for `stop` steps; return what they saw, rank by rank, and the state of the last one."""
@@ -346,13 +292,7 @@ class TestResume:
 class TestPosition:
     """A state of our loaders counts what the training loop received, however far ahead the workers are."""
 
-    @ours
-    def test_single_samples_count_one_by_one(self, kind: str) -> None:
-        loader = load(seeded(10), kind, batch_size=None)
-        found = [(int(each), loader.sampler.position) for each in loader]
-        assert found == list(zip(whole(10), range(1, 11), strict=True))
-
-    @ours
+    @pytest.mark.parametrize("kind", ["no-workers", "workers", "persistent", "threads"])
     def test_a_batch_that_raised_was_not_received_and_workers_end(self, kind: str) -> None:
         before = set(multiprocessing.active_children())  # an earlier test's workers may still be ending
         loader = load(seeded(12), kind, bad=whole(12)[5], batch_size=3)
@@ -367,21 +307,6 @@ class TestPosition:
             assert not any(worker.is_alive() for worker in set(multiprocessing.active_children()) - before)
         finally:
             gc.enable()
-
-    def test_the_workers_end_with_the_loop(self) -> None:
-        sampler = seeded(30)
-        before = set(multiprocessing.active_children())
-        gc.disable()
-        try:
-            batches: Any = iter(load(sampler, "workers"))
-            next(batches)
-            workers = set(multiprocessing.active_children()) - before
-            assert len(workers) == 2
-            del batches
-            assert not any(worker.is_alive() for worker in workers)
-        finally:
-            gc.enable()
-        assert sampler.position == 4
 
     def test_batches_that_overtake_others_leave_no_gap(self) -> None:
         sampler = seeded(12)
@@ -438,12 +363,3 @@ class TestStatefulDataLoader:
                 following = chosen
             assert flat(loader) == whole(30, following)[:end]
             assert flat(loader) == whole(30, following + 1)[:end]
-
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_resumes_without_batches_in_another_world(self, workers: int) -> None:
-        loader = self.load(seeded(20, num_replicas=2, rank=0), num_workers=workers, batch_size=None)
-        assert list(islice(loader, 3)) == whole(20)[:6:2]
-        state = loader.state_dict()
-        again = self.load(seeded(20), num_workers=workers, batch_size=None)
-        again.load_state_dict(state)
-        assert list(again) == whole(20)[6:]

@@ -26,7 +26,7 @@ from storeds.pictures import Verdict, examine, repair
 
 EOI = b"\xff\xd9"
 ALL = (*ENCODINGS, *RARE)
-DEADLINE = 60.0  # seconds for one picture: a hang, or an allocation that a header asked for, not a slow machine
+DEADLINE = 60.0  # seconds of the processor for one picture: a loop, or an allocation that a header asked for
 FINDINGS = {"intact", "trailing_data", "missing_eoi", "truncated_scan", "truncated_header", "corrupt_data", "not_jpeg"}
 
 
@@ -152,10 +152,10 @@ def test_no_damage_that_a_decoder_sees_is_silent() -> None:
 
 def complaints(sample: Sample) -> Iterator[str]:
     before = bytes(bytearray(sample.blob))
-    start = time.perf_counter()
+    start = time.process_time()
     verdict = examine(sample.blob)
-    if time.perf_counter() - start > DEADLINE:
-        yield f"took {time.perf_counter() - start:.1f} s"
+    if time.process_time() - start > DEADLINE:
+        yield f"took {time.process_time() - start:.1f} s"
     if verdict.finding not in FINDINGS or bool(verdict.reason) == (verdict.finding == "intact"):
         yield f"{verdict}, with the reason {verdict.reason!r}"
     shares = {"truncated_scan": 0.0 <= verdict.recovered < 1.0, "corrupt_data": verdict.recovered == 0.0}

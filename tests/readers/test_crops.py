@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import random
 import subprocess
 from pathlib import Path
@@ -217,14 +218,14 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("decode", ["tensor", "pil"])
+@pytest.mark.parametrize(
+    ("name", "decode"), [*((name, "tensor") for name in TRANSFORMS), ("random", "pil"), ("multi-crop", "pil")]
+)
 def test_samples_are_those_of_whole_pictures(name: str, decode: str) -> None:
     assert_same(picture_store(BLOBS), TRANSFORMS[name], decode=decode)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize(("encoding", "mode"), list(zip(ENCODINGS, itertools.cycle(["RGB", "L"]), strict=False)))
 def test_every_encoding_gives_the_samples_that_whole_pictures_give(encoding: str, mode: str) -> None:
     blobs = [encode(encoding)] * 12  # each with a window of its own
     assert_same(picture_store(blobs), Compose([ANY, RandomHorizontalFlip()]), mode=mode)
@@ -237,8 +238,9 @@ def test_damaged_pictures_are_repaired_or_rejected_as_whole_ones() -> None:
         assert_same(picture_store([*blobs[start : start + 40], jpeg(0)]), ANY, min_recovered=0.5)
 
 
-@pytest.mark.parametrize("seed", [1, None])
-@pytest.mark.parametrize("transform", [Compose([CROP]), Views([CROP, CenterCrop(110), CROP])], ids=["crop", "views"])
+@pytest.mark.parametrize(
+    ("transform", "seed"), [(Compose([CROP]), 1), (Views([CROP, CenterCrop(110), CROP]), None)], ids=["crop", "views"]
+)
 def test_a_foreign_store_gives_the_same_samples_in_every_epoch(
     tmp_path: Path, transform: Any, seed: int | None
 ) -> None:
@@ -246,8 +248,7 @@ def test_a_foreign_store_gives_the_same_samples_in_every_epoch(
 
 
 @pytest.mark.share(3)
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("decode", ["tensor", "fast"])
+@pytest.mark.parametrize(("orientation", "decode"), list(zip(range(1, 9), ["tensor", "fast"] * 4, strict=True)))
 def test_crops_of_rotated_pictures(orientation: int, decode: str) -> None:
     blob = saved(photograph(1, (143, 98)), "JPEG", quality=90, exif=exif(orientation))
     url = picture_store([with_restarts(blob, interval) for interval in INTERVALS])

@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,10 +33,9 @@ from storeds import (
     errors,
     open_backend,
     readers,
-    register_decoder,
 )
 from storeds.ops import stats
-from storeds.registry import DECODERS, READERS
+from storeds.registry import READERS
 from storeds.testing import ReaderTests
 
 FIELDS: dict[str, Any] = {
@@ -65,21 +65,10 @@ def build(reader: Any, backend: Backend, index: int) -> tuple[dict[str, Any], Sa
     return bound.build(records, context), context
 
 
-def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> None:
-    sample, _ = build(readers.image(), backend, 4)
-    assert list(sample) == ["image", "label"]
-    assert sample["image"].mode == "RGB"
-    assert (np.asarray(sample["image"]) == by_pillow(jpeg(4))).all()
-    assert sample["label"] == 1
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: readers.image(("image", "lable")), "did you mean 'label'"),
         (lambda: readers.image(("image", "image")), "twice"),
-        (lambda: readers.image(decode="tensr"), "did you mean 'tensor'"),
-        (lambda: readers.image(mode="RGBBB"), "Pillow mode"),
         (lambda: readers.image(min_recovered=-0.1), "number from 0 to 1"),
         (lambda: readers.image(min_recovered=True), "number from 0 to 1"),
     ],
@@ -87,19 +76,6 @@ def test_by_default_a_sample_is_the_image_and_the_label(backend: Backend) -> Non
 def test_invalid_options_are_named(make: Any, says: str, backend: Backend) -> None:
     with pytest.raises(errors.ConfigError, match=says):
         make().bind(backend)
-
-
-def test_a_store_without_images_is_rejected_with_its_fields() -> None:
-    with pytest.raises(errors.ConfigError, match=r"x \(float\).*'array'"):
-        StoreDataset(make_store({"x": "float"}, [{"x": 1.0}]), reader="image")
-
-
-def test_a_registered_decoder_is_used(backend: Backend) -> None:
-    register_decoder("length", lambda blob, mode: (len(blob), mode))
-    try:
-        assert build(readers.image(decode="length", mode="L"), backend, 3)[0]["image"] == (len(jpeg(3)), "L")
-    finally:
-        del DECODERS._known["length"]
 
 
 def test_arrays_come_as_tensors_of_the_same_dtype_and_shape(backend: Backend) -> None:
@@ -217,17 +193,17 @@ def test_transforms_of_arrays_move_rows_and_columns_in_both_channel_orders(shape
         assert batch.is_contiguous()
 
 
-@pytest.mark.parametrize("shape", [(3, 64, 3), (64, 64, 64), (None, None, None), (64, 2, 64)], ids=str)
-def test_an_ambiguous_channel_axis_is_an_error_that_asks_for_channels(shape: tuple[int | None, ...]) -> None:
-    image = np.random.default_rng(0).integers(0, 200, [edge or 32 for edge in shape], np.uint8)
+@pytest.mark.parametrize("shape", [(3, 64, 3), (64, 64, 64), (64, 2, 64)], ids=str)
+def test_an_ambiguous_channel_axis_is_an_error_that_asks_for_channels(shape: tuple[int, ...]) -> None:
+    image = np.random.default_rng(0).integers(0, 200, shape, np.uint8)
     url = array_store(shape, [image])
     for arguments in ({"transform": MIRROR}, {"decode": "tensor"}):
         with pytest.raises(errors.ConfigError, match=r"'x' holds arrays of shape .*channels='last'.*channels='first'"):
             StoreDataset(url, reader="array", **arguments)
     expected = {"last": torch.from_numpy(image).permute(2, 0, 1).flip(-1), "first": torch.from_numpy(image).flip(-1)}
     for channels, pixels in expected.items():
-        table = {"url": url, "reader": "array", "channels": channels, "transform": MIRROR}
-        assert torch.equal(build_dataset({"dataset": table})[0][0], pixels)
+        dataset = StoreDataset(url, reader="array", channels=channels, transform=MIRROR)
+        assert torch.equal(dataset[0][0], pixels)
 
 
 def test_settings_that_a_reader_would_ignore_are_refused() -> None:
@@ -451,8 +427,9 @@ def grey_store(engine: str, tmp_path: Path, images: Any) -> str:
     return make_store(fields, [{"digits": image, "target": number} for number, image in enumerate(images)])
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize("engine", ["hdf5 of others", "lmdb of others", "native"])
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [("hdf5 of others", np.uint8), ("lmdb of others", np.uint16), ("native", np.uint16)]
+)
 def test_grey_arrays_train_like_files_of_their_pixels(engine: str, dtype: Any, tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (4, 30, 28)).astype(dtype)
     url = grey_store(engine, tmp_path, images)
@@ -476,18 +453,6 @@ def test_grey_arrays_train_like_files_of_their_pixels(engine: str, dtype: Any, t
     assert stats(url, mode="L").mean == pytest.approx([levels.mean() / 255])
     (crop,) = StoreDataset(url, fields=["digits"], transforms=[{"name": "CenterCrop", "size": 16}])[2]
     assert np.array_equal(crop, images[2][None, 7:23, 6:22])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "channels"),
-    [("uint8", [32, 32, 3], 3), ("uint8", [1, 32, None], 1), ("uint8", [None, None, 4], 4), ("uint16", [32, 32, 1], 1)],
-)
-def test_arrays_with_channels_train_too(dtype: str, shape: list[int | None], channels: int) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, [side or 40 for side in shape]).astype(dtype)
-    url = make_store({"x": {"kind": "array", "dtype": dtype, "shape": shape}}, [{"x": pixels}])
-    (image,) = StoreDataset(url, decode="tensor", mode="unchanged")[0]
-    assert len(image) == channels
-    assert np.array_equal(image, pixels if shape[0] == 1 else pixels.transpose(2, 0, 1))
 
 
 def test_of_several_arrays_the_user_names_the_image() -> None:
@@ -528,8 +493,9 @@ def test_other_arrays_are_not_taken_for_images(declared: dict[str, Any]) -> None
         StoreDataset(url)
 
 
-@pytest.mark.parametrize("reader", ["image", "sample", "video"])
-@pytest.mark.parametrize("shape", [(None, None, None), (3, 40, 4), (None, 40, None)], ids=str)
+@pytest.mark.parametrize(
+    ("reader", "shape"), [("image", (None, None, None)), ("sample", (3, 40, 4)), ("video", (None, 40, None))]
+)
 def test_an_image_of_ambiguous_shape_needs_channels_when_the_dataset_is_made(
     reader: str, shape: tuple[int | None, ...]
 ) -> None:
@@ -552,6 +518,24 @@ def test_an_image_of_ambiguous_shape_needs_channels_when_the_dataset_is_made(
             else:
                 dataset = StoreDataset(url, **own, **given)
             assert np.array_equal(np.squeeze(dataset[0][0]), planes)
+
+
+MP4 = b"\0\0\0\x18ftypisom" + bytes(20)
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({"id": b"n7", "clip": MP4}, "reader='video' and reader_options={'by': 'clip'} reads videos in 'clip'"),
+        ({"video": MP4}, "reader='video' reads videos in 'video'"),
+        ({"id": b"n7"}, ""),
+        ({"id": b""}, ""),
+    ],
+)
+def test_the_video_reader_is_proposed_for_videos_alone(values: dict[str, bytes], hint: str) -> None:
+    end = re.escape(f", and {hint}" if hint else "reader 'array' reads any field") + "$"
+    with pytest.raises(errors.ConfigError, match=end):
+        StoreDataset(make_store(dict.fromkeys(values, "bytes"), [values]))
 
 
 def test_the_number_with_the_role_label_is_in_a_sample_by_default() -> None:

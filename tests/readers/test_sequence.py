@@ -168,7 +168,7 @@ def test_a_batch_is_one_storage_call_a_window_and_reads_only_its_rows(demonstrat
     ]
 
 
-@pytest.mark.parametrize("kind", [StoreLoader, threaded])
+@pytest.mark.parametrize("kind", [threaded])
 def test_loaders_stack_windows(demonstrations: Path, kind: type[StoreLoader]) -> None:
     dataset = StoreDataset(
         demonstrations,
@@ -232,30 +232,6 @@ def test_an_element_without_a_window_has_one_name(demonstrations: Path) -> None:
         StoreDataset(
             demonstrations, reader="sequence", fields=["actions"], reader_options={"windows": {"rewards": [0]}}
         )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"decode": "tensor"},
-        {"decode": "pil"},
-        {"mode": "L"},
-        {"repair": False},
-        {"min_recovered": 0.9},
-        {"orient": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("place", ["dataset", "reader_options"])
-def test_an_option_of_images_without_an_image_is_an_error(
-    demonstrations: Path, options: dict[str, Any], place: str
-) -> None:
-    (name,) = options
-    windows = {"windows": {"obs_view_image": [-1, 0], "actions": "0:4"}}
-    own = {"reader_options": {**windows, **options}}
-    given = own if place == "reader_options" or name == "orient" else {"reader_options": windows, **options}
-    with pytest.raises(ConfigError, match=f"{name} is for images.*, and none of the elements obs_view_image"):
-        StoreDataset(demonstrations, reader="sequence", **given)
 
 
 def test_two_elements_of_one_field_share_no_memory() -> None:

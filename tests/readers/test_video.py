@@ -70,9 +70,9 @@ def store(path: Path, content: list[dict[str, Any]], fields: dict[str, Any] | No
     return url
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return store(tmp_path / "videos.h5", records())
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return store(tmp_path_factory.mktemp("frames") / "videos.h5", records())
 
 
 def videos(url: Any, *, decode: Any = None, **arguments: Any) -> StoreDataset:

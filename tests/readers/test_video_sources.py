@@ -261,11 +261,12 @@ def test_metadata_that_are_not_utf8_are_no_error(tmp_path: Path) -> None:
 # Whole files in a store
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a store with two video files as they are, one of which the frames from 14 on are damaged, and a text."""
-    blobs = [clip_file(tmp_path / name, codec, options).read_bytes() for name, codec, options in (KINDS[0], KINDS[2])]
-    path = clip_file(tmp_path / "damaged.mp4", noise=True, options={"g": "10", "bf": "0"})
+    folder = tmp_path_factory.mktemp("files")
+    blobs = [clip_file(folder / name, codec, options).read_bytes() for name, codec, options in (KINDS[0], KINDS[2])]
+    path = clip_file(folder / "damaged.mp4", noise=True, options={"g": "10", "bf": "0"})
     with av.open(str(path)) as container:
         at = [packet.pos for packet in container.demux(video=0) if packet.size][14]
     damaged = bytearray(path.read_bytes())

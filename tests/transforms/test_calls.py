@@ -37,10 +37,6 @@ def draw_all(value: Any) -> list[float]:
     return [torch.rand(1).item(), float(np.random.rand()), random.random()]
 
 
-def keep(value: Any) -> Any:
-    return value
-
-
 def draw_more(value: Any) -> Any:
     return [*value, *draw_all(value)]
 

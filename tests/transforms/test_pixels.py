@@ -121,7 +121,7 @@ ARGUMENTS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_pixels_and_random_numbers_are_those_of_torchvision(name: str, kind: str) -> None:
     chance = random.Random(kind + name)
-    for state in range(3 * examples(100)):
+    for state in range(examples(100)):
         arguments = ARGUMENTS[name](chance)
         ours: Any = build({"name": name, **arguments})
         if "interpolation" in arguments:
@@ -239,39 +239,38 @@ ALL = [*SPATIAL, ToTensor(), Normalize([0.5], [0.25]), Compose([Resize(8), Rando
 
 
 @pytest.mark.parametrize("transform", SPATIAL, ids=repr)
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "1", "P", "F", "I;16"])
-def test_pillow_modes_are_kept(transform: Any, mode: str) -> None:
-    image = Image.new("I;16", (9, 7)) if mode == "I;16" else pil(7, 9).convert(mode)
-    assert transform(image).mode == mode
+def test_pillow_modes_are_kept(transform: Any) -> None:
+    for mode in ("L", "RGB", "RGBA", "1", "P", "F", "I;16"):
+        image = Image.new("I;16", (9, 7)) if mode == "I;16" else pil(7, 9).convert(mode)
+        assert transform(image).mode == mode
 
 
 @pytest.mark.parametrize("transform", [*SPATIAL, Compose([*SPATIAL, ToTensor()])], ids=repr)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_results_do_not_depend_on_the_memory_layout(transform: Any, dtype: torch.dtype) -> None:
+def test_results_do_not_depend_on_the_memory_layout(transform: Any) -> None:
     chance = random.Random(0)
-    for seed in range(40):
+    for seed, dtype in enumerate([torch.uint8, torch.float32] * 10):
         strided = torch.from_numpy(pixels(chance.randint(8, 40), chance.randint(8, 40), seed=seed)).permute(2, 0, 1)
         image, plain = strided.to(dtype), strided.contiguous().to(dtype)
         assert torch.equal(by_seed(transform, image, seed), by_seed(transform, plain, seed))
 
 
 @pytest.mark.parametrize("transform", [Resize(6), Resize((6, 8)), CenterCrop((6, 8)), RandomHorizontalFlip(0)])
-@pytest.mark.parametrize("image", [pil(6, 8), chw(pixels(6, 8))])
-def test_an_image_with_nothing_to_do_comes_back_as_it_is(transform: Any, image: Any) -> None:
-    assert transform(image) is image
+def test_an_image_with_nothing_to_do_comes_back_as_it_is(transform: Any) -> None:
+    for image in (pil(6, 8), chw(pixels(6, 8))):
+        assert transform(image) is image
 
 
 @pytest.mark.parametrize("transform", ALL, ids=repr)
-@pytest.mark.parametrize("image", [pil(9, 13), chw(pixels(9, 13)), torch.rand(3, 9, 13)], ids=lambda each: type(each))
-def test_the_image_given_is_not_changed_and_a_changed_one_shares_no_memory(transform: Any, image: Any) -> None:
-    image = ToTensor()(image) if isinstance(transform, Normalize) else image
-    before = array(image)
-    for index in range(5):
-        made = by_seed(transform, image, index)
-        if isinstance(made, torch.Tensor) and made is not image:
-            made.zero_()
-            assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
-    assert np.array_equal(array(image), before)
+def test_the_image_given_is_not_changed_and_a_changed_one_shares_no_memory(transform: Any) -> None:
+    for image in (pil(9, 13), chw(pixels(9, 13)), torch.rand(3, 9, 13)):
+        given = ToTensor()(image) if isinstance(transform, Normalize) else image
+        before = array(given)
+        for index in range(5):
+            made = by_seed(transform, given, index)
+            if isinstance(made, torch.Tensor) and made is not given:
+                made.zero_()
+                assert made.untyped_storage().nbytes() == made.numel() * made.element_size()
+        assert np.array_equal(array(given), before)
 
 
 @pytest.mark.parametrize("transform", ALL, ids=repr)
@@ -436,10 +435,8 @@ def test_arguments_are_checked_by_name(kind: type, argument: str, values: tuple[
             kind(**{**arguments, argument: value})
 
 
-def test_numbers_of_numpy_are_numbers_and_an_unknown_name_suggests_the_likely_one() -> None:
+def test_numbers_of_numpy_are_numbers() -> None:
     three: Any = np.int64(3)
     numbers: Any = list(np.array([0.5, 0.25], np.float32))
     assert Resize(three) == Resize(3)
     assert Normalize(numbers, [0.5]) == Normalize([0.5, 0.25], [0.5])
-    with pytest.raises(ConfigError, match="Resize: interpolation='bilinaer': .*did you mean 'bilinear'"):
-        Resize(3, "bilinaer")

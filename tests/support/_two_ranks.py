@@ -1,4 +1,8 @@
-"""Make loaders before init_process_group: ``torchrun … _late_ranks.py URL FOLDER`` writes what each of them gives to a file."""
+"""Load as one of two ranks: ``torchrun … _two_ranks.py URL FOLDER`` writes to a file what the loaders give.
+
+Some are made before init_process_group. Later ones shuffle without a seed: ranks seed torch differently, as many programs
+do, and rank 0 looks at a batch of its own first.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,11 @@ import torch.distributed
 from torch.utils.data import ConcatDataset, DataLoader
 
 import storeds
+from _jittered import jittered_dataset
 from storeds.errors import ConfigError
 
 FIELDS: dict[str, Any] = {"reader": "array", "fields": ["x"]}
+COLLATE: dict[str, Any] = {"collate_fn": storeds.collate}
 
 
 def make_loaders(url: str) -> dict[str, Any]:
@@ -47,12 +53,8 @@ def make_loaders(url: str) -> dict[str, Any]:
         "sampler": DataLoader(dataset(), batch_size=3, sampler=storeds.EpochSampler(dataset()), **COLLATE),
         "buckets": storeds.StoreLoader(dataset(), batch_size=3, bucket_by="x", shuffle=True),
         "stream": streamed(),
-        "forked stream": streamed(num_workers=1, multiprocessing_context="fork"),
         "spawned stream": streamed(num_workers=1, multiprocessing_context="spawn"),
     }
-
-
-COLLATE: dict[str, Any] = {"collate_fn": storeds.collate}
 
 
 def one_pass(loader: Any, epoch: int) -> list[list[int]]:
@@ -67,6 +69,38 @@ def refusal(use: Callable[[], Any]) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def make_seedless(url: str) -> list[Any]:
+    """Return loaders and streams; the generator of one is in the same state on each rank."""
+    dataset = jittered_dataset(url, None)
+    orders: list[dict[str, Any]] = [
+        {"shuffle": True},
+        {"samples_per_epoch": 12},
+        {"shuffle": True, "generator": torch.Generator().manual_seed(4)},
+    ]
+    loaders = [storeds.StoreLoader(dataset, batch_size=3, **order) for order in orders]
+    mixture = storeds.StoreMixture({"all": storeds.StoreDataset(url, reader="array")})
+    streams = [storeds.StoreIterable(url, reader="array", shuffle=True), storeds.StoreIterable(mixture)]
+    return [*loaders, *streams]
+
+
+def seedless_run(url: str, rank: int) -> list[list[list[int]]]:
+    """Return three epochs of each."""
+    torch.manual_seed(100 + rank)
+    if rank == 0:
+        next(iter(make_seedless(url)[0]))
+    runs = []
+    for each in make_seedless(url):
+        passes = []
+        for epoch in range(3):
+            if isinstance(each, storeds.StoreIterable):
+                each.set_epoch(epoch)
+                passes.append([int(x) for (x,) in each])
+            else:
+                passes.append([int(x) for (batch,) in each for x in batch])
+        runs.append(passes)
+    return runs
 
 
 if __name__ == "__main__":
@@ -94,8 +128,10 @@ if __name__ == "__main__":
     found: dict[str, list[Any]] = {}
     for name, loader in loaders.items():
         length = len(loader)
-        found[name] = [before[name], length, *(one_pass(loader, epoch) for epoch in range(2))]
-    given = {"loaders": found, "refused": refused, "alone": len(list(alone))}
+        epochs = 1 if name == "spawned stream" else 2
+        found[name] = [before[name], length, *(one_pass(loader, epoch) for epoch in range(epochs))]
+    seedless = [seedless_run(url, rank) for _ in range(2)]
+    given = {"loaders": found, "refused": refused, "alone": len(list(alone)), "seedless": seedless}
     (folder / f"{rank}.json").write_text(json.dumps(given))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
