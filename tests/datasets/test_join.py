@@ -43,7 +43,7 @@ def test_a_record_gets_the_columns_of_its_row(url: str, tmp_path: Path, name: st
         "fields": {"label": "target", "patient": "patient", "age": "age"},
     }
     arguments: Any = {"reader": "array", "as_dict": True, "fields": ["x", "label", "patient", "age"]}
-    dataset = StoreDataset(url, join=join, **arguments)
+    dataset: Any = StoreDataset(url, join=join, **arguments)
     for each in (dataset, pickle.loads(pickle.dumps(dataset))):
         found = [(int(s["x"][0]), int(s["label"]), s["patient"], float(s["age"])) for s in each]
         assert found == [(at, at % 3, f"p{at // 4}", at / 2) for at in range(COUNT)]
@@ -54,9 +54,11 @@ def test_a_record_gets_the_columns_of_its_row(url: str, tmp_path: Path, name: st
 def test_joined_fields_select_divide_and_weigh(url: str, tmp_path: Path) -> None:
     join = {"path": table(tmp_path / "t.csv", ROWS)}
     arguments: Any = {"reader": "array", "as_dict": True, "fields": ["x", "kind", "patient"], "join": join}
-    dogs = StoreDataset(url, where={"kind": "dog", "label": 0}, **arguments)
+    dogs: Any = StoreDataset(url, where={"kind": "dog", "label": 0}, **arguments)
     assert [int(s["x"][0]) for s in dogs] == list(range(1, COUNT, 2))
-    folds = [StoreDataset(url, fold={"of": 2, "take": take, "group_by": "patient"}, **arguments) for take in (0, 1)]
+    folds: list[Any] = [
+        StoreDataset(url, fold={"of": 2, "take": take, "group_by": "patient"}, **arguments) for take in (0, 1)
+    ]
     first, second = ({s["patient"] for s in fold} for fold in folds)
     assert first.isdisjoint(second)
     loader = StoreLoader(StoreDataset(url, **arguments), batch_size=4, num_workers=2, balance="kind", seed=1)
@@ -70,7 +72,8 @@ def test_a_config_joins(url: str, tmp_path: Path) -> None:
         f'[dataset]\nurl = "{url}"\nreader = "array"\nfields = ["x", "label"]\n'
         f'join = {{ path = "{tmp_path}/t.csv", on = {{ key = "isic_id" }}, fields = {{ label = "target" }} }}\n'
     )
-    assert [int(label) for _, label in build_dataset(config)] == [at % 3 for at in range(COUNT)]
+    built: Any = build_dataset(config)
+    assert [int(label) for _, label in built] == [at % 3 for at in range(COUNT)]
 
 
 def test_keys_on_one_side_are_an_error_or_dropped(url: str, tmp_path: Path) -> None:
@@ -79,7 +82,7 @@ def test_keys_on_one_side_are_an_error_or_dropped(url: str, tmp_path: Path) -> N
         errors.ConfigError, match=r"3 records have no row \('k17', 'k18', 'k19'\) and 1 rows have no record \('zz'\)"
     ):
         StoreDataset(url, reader="array", join=join)
-    dropped = StoreDataset(url, reader="array", fields=["x", "target"], join={**join, "missing": "drop"})
+    dropped: Any = StoreDataset(url, reader="array", fields=["x", "target"], join={**join, "missing": "drop"})
     assert [(int(x[0]), int(target)) for x, target in dropped] == [(at, at % 3) for at in range(17)]
 
 

@@ -26,6 +26,11 @@ def write(path: Path, datasets: Mapping[str, Any], **how: Any) -> None:
             file.create_dataset(name, data=data, **how)
 
 
+def samples(*given: Any, **arguments: Any) -> list[Any]:
+    dataset = StoreDataset(*given, **arguments)
+    return [dataset[at] for at in range(len(dataset))]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of three episodes, whose actions are (episode, step)."""
@@ -59,14 +64,11 @@ def test_the_name_of_a_file_is_a_field(folder: Path, where: str, columns: dict[s
 
 def test_windows_and_folds_stay_in_a_file(folder: Path) -> None:
     arguments: Any = {"columns": EPISODES, "reader": "sequence", "reader_options": {"windows": {"action": "0:4"}}}
-    windows = StoreDataset(folder, as_dict=True, **arguments)
+    windows: Any = StoreDataset(folder, as_dict=True, **arguments)
     assert len(windows) == sum(STEPS)
     assert all(len(set(sample["action"][:, 0].tolist())) == 1 for sample in windows)
     parts = [
-        {
-            int(each["episode"])
-            for each in StoreDataset(folder, fold=fold, as_dict=True, columns=EPISODES, reader="array")
-        }
+        {int(each["episode"]) for each in samples(folder, fold=fold, as_dict=True, columns=EPISODES, reader="array")}
         for fold in ({"of": 3, "take": 1, "group_by": "episode"}, {"of": 3, "without": 1, "group_by": "episode"})
     ]
     assert parts[0].isdisjoint(parts[1])
@@ -76,7 +78,7 @@ def test_windows_and_folds_stay_in_a_file(folder: Path) -> None:
 @pytest.mark.parametrize("which", ["take", "without"])
 def test_files_without_a_name_stay_together_by_file(folder: Path, which: str) -> None:
     fold = {"of": 3, which: 0, "group_by": "file"}
-    taken = StoreDataset(f"{folder}/*.hdf5", reader="array", fields=["action"], as_dict=True, fold=fold)
+    taken: Any = StoreDataset(f"{folder}/*.hdf5", reader="array", fields=["action"], as_dict=True, fold=fold)
     counts = np.bincount([int(sample["action"][0]) for sample in taken], minlength=3).tolist()
     assert [each in (0, steps) for each, steps in zip(counts, STEPS, strict=True)] == [True] * 3
     assert sum(map(bool, counts)) == (1 if which == "take" else 2)
@@ -263,5 +265,6 @@ def test_a_range_that_leaves_its_dataset_is_a_bad_record_and_spare_rows_are_repo
         found = store.get_many(range(4))
         assert [isinstance(each, errors.RecordError) for each in found] == [False, True, True, True]
         assert "its range is rows 8 to 15, of 10" in str(found[3])
-    with open_backend(flat, columns={"x": "x[ends: few]"}) as store:
+    few: Any = open_backend(flat, columns={"x": "x[ends: few]"})
+    with few as store:
         assert "1 rows of x[ends: few], which are in no range" in store.describe().unread

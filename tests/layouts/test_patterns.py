@@ -26,7 +26,7 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "@fps": (("",), (), {"attribute": "fps"}),
     "x@a@b": (("x",), (), {"attribute": "a@b"}),
     "labels.h5::y[]": (("y",), (), {"file": Template(("labels.h5",), ()), "rows": True}),
-    "a::b::y": (("y",), (), {"file": "a::b"}),
+    "a::b::y": (("y",), (), {"file": Template(("a::b",), ())}),
     "crops[].image.data": (("crops",), (), {"rows": True, "inner": "image.data"}),
     "table[]/number": (("table",), (), {"rows": True, "inner": "number"}),
     "{{a}}/x}}y": (("{a}/x}y",), (), {}),

@@ -209,7 +209,12 @@ def test_a_patch_decompresses_the_chunks_that_it_touches_once_a_batch(
     given: dict[str, Any] = {"layout": "per_file", "reader": "patch", "fields": ["raw"], "options": {"cache_bytes": 0}}
     dataset = StoreDataset(path, reader_options={"size": (16, 32, 32), "per_record": 40}, **given)
     inflated, inflate = list[int](), zlib.decompressobj
-    monkeypatch.setattr(zlib, "decompressobj", lambda: inflated.append(1) or inflate())
+
+    def counted() -> Any:
+        inflated.append(1)
+        return inflate()
+
+    monkeypatch.setattr(zlib, "decompressobj", counted)
     raw, position = dataset[0]
     assert np.array_equal(raw, volume[tuple(slice(at, at + n) for at, n in zip(position, (16, 32, 32), strict=True))])
     assert len(inflated) <= 8

@@ -164,11 +164,15 @@ class PatchSpec:
         """Return the spatial axes of each element that is cut."""
         arrays = {each.name: each for each in chosen if each.declared.kind == "array" and each.path is not None}
         given = self.axes if isinstance(self.axes, Mapping) else None
-        usual = tuple(range(len(self.size))) if self.axes is None or given is not None else tuple(self.axes)
+        usual: tuple[int, ...] = tuple(range(len(self.size)))
+        if self.axes is not None and not isinstance(self.axes, Mapping):
+            usual = tuple(self.axes)
         for name in given or ():
             if name not in arrays:
                 raise ConfigError(f"axes names {name!r}; {suggest(name, arrays, 'elements that are arrays')}")
-        found = {name: tuple((given or {}).get(name, usual)) for name in (arrays if given is None else given)}
+        found: dict[str, tuple[int, ...]] = {
+            name: tuple((given or {}).get(name, usual)) for name in (arrays if given is None else given)
+        }
         for name, axes in found.items():
             if len({*axes}) != len(self.size) or len(axes) != len(self.size) or min(axes) < 0:
                 raise ConfigError(f"axes of {name!r} are {len(self.size)} different numbers from 0, not {list(axes)}")
@@ -267,7 +271,8 @@ class PatchElement(Element):
         array = np.moveaxis(self._stored(rows[0]), self.axes, range(-len(self.axes), 0))
         if self.fill is not None and array.shape[-len(self.size) :] != self.size:
             whole = np.full((*array.shape[: -len(self.size)], *self.size), self.fill, array.dtype)
-            whole[(..., *(slice(0, side) for side in array.shape[-len(self.size) :]))] = array
+            there: tuple[Any, ...] = tuple(slice(0, side) for side in array.shape[-len(self.size) :])
+            whole[(..., *there)] = array
             array = whole
         tensor: torch.Tensor = torch.from_numpy(np.ascontiguousarray(array))
         if facts.first is None:  # images come first, and masks of a sample without images
@@ -317,8 +322,11 @@ def stitch(predictions: Any, positions: Any, shape: Sequence[int]) -> torch.Tens
                 f"a patch at {place}, of shape {tuple(each.shape)}, is not in a record of spatial shape {shape}"
             )
         sides = each.shape[each.ndim - axes :]
-        box = tuple(slice(at, min(at + side, high)) for at, side, high in zip(place, sides, shape, strict=True))
-        total[(..., *box)] += each[(..., *(slice(0, one.stop - one.start) for one in box))]
+        box: tuple[Any, ...] = tuple(
+            slice(at, min(at + side, high)) for at, side, high in zip(place, sides, shape, strict=True)
+        )
+        there: tuple[Any, ...] = tuple(slice(0, one.stop - one.start) for one in box)
+        total[(..., *box)] += each[(..., *there)]
         count[box] += 1
     if not bool(count.all()):
         at = torch.nonzero(count == 0)[0].tolist()

@@ -43,8 +43,8 @@ class BoxedArray(StoredArray):
 
 
 def boxes_of(files: Hdf5Files, name: str, path: str) -> Boxes:
-    """Return the boxes of a dataset of a file."""
-    return Boxes(files, files.dataset(name, path))
+    """Return the boxes of a dataset of the file at `path`."""
+    return Boxes(files, files.dataset_in(path, name))
 
 
 class Boxes:
@@ -109,7 +109,8 @@ class Boxes:
 
     def _values(self, data: Array, dtype: str) -> Array:
         if self._dtype.kind == "b":
-            return data[..., 0] != 0
+            truths: Array = data[..., 0] != 0
+            return truths
         values: Array = data.view(self._dtype)[..., 0].astype(dtype, copy=False)
         return values
 

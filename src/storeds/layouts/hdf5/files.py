@@ -328,6 +328,10 @@ class Hdf5Files:
             raise FormatError(f"{self.url}: {address} is not a dataset")
         return found
 
+    def dataset_in(self, path: str, name: str) -> h5py.Dataset:
+        """Return a dataset, which was found before, of the file at `path`."""
+        return self._locate(name, path, 0)[0]
+
     def group(self, address: Address) -> h5py.Group:
         """Return the group at an address; it may hold links."""
         found, rest = self.find(address)

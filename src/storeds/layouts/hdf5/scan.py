@@ -222,7 +222,7 @@ class Scan:
 
     def _rows(
         self, at: Place | Plan, values: Sequence[str], dataset: h5py.Dataset, column: str, field: Field | None = None
-    ) -> dict[str, Values]:
+    ) -> Mapping[str, Values]:
         """Return the rows of a dataset, or one value for each range of them."""
         bounds = {name: self._fill(Place("", path, at.file), values) for name, path in at.ranges}
         return rows_of(self._files, dataset, column, field, bounds)

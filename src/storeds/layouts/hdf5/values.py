@@ -352,7 +352,7 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
                 rows,
                 dtype,
                 inner,
-                functools.cache(functools.partial(boxes_of, files, dataset.name, dataset.file.filename)),
+                functools.cache(functools.partial(boxes_of, files, dataset.name, file_of(dataset))),
             )
         )
     if dtype.kind in "SV" and not dtype.hasobject and flat:
