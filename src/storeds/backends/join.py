@@ -6,7 +6,6 @@ import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,11 +73,12 @@ class _Found:
 
     def __init__(self, backend: Backend, join: Join) -> None:
         self._backend, self._join = backend, join
+        self._kept: tuple[Array, dict[str, Array], dict[str, Field]] | None = None
         self.digest = _digest(join.path)
         self.fields: dict[str, Field] = self._rows[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+        return {**self.__dict__, "_kept": None}
 
     def __repr__(self) -> str:
         return f"join={{'on': {self._join.on!r}, 'fields': {self._join.fields!r}, 'missing': {self._join.missing!r}}} of {self.digest}"
@@ -92,8 +92,15 @@ class _Found:
         """Field → its value for each of these records."""
         return self._rows[1]
 
-    @cached_property
+    @property
     def _rows(self) -> tuple[Array, dict[str, Array], dict[str, Field]]:
+        """The positions of the records with a row, and the values and the fields of the table there."""
+        # Not functools.cached_property: up to Python 3.11 all instances share a lock, which a fork may copy locked.
+        if self._kept is None:
+            self._kept = self._find()
+        return self._kept
+
+    def _find(self) -> tuple[Array, dict[str, Array], dict[str, Field]]:
         path, (field, column) = self._join.path, self._join.key()
         if _digest(path) != self.digest:
             raise FormatError(f"join: {path} changed while the store is in use; open the store again")

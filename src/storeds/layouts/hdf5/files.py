@@ -133,8 +133,10 @@ class Hdf5Files:
 
     Attributes
     ----------
-    listed : dict
-        What `names_in` found, while the store is being opened.
+    listed, walked : dict
+        What `names_in` and `members` found, while the store is being opened.
+    remembers : bool
+        Whether it is, and few files are open.
     """
 
     def __init__(self, path: str, url: str, settings: ForeignOptions, glob: str = "") -> None:
@@ -148,8 +150,20 @@ class Hdf5Files:
         self._roots = {*map(os.path.realpath, self._folders)}
         self._seen: dict[str, list[int]] = {}
         self.listed: dict[tuple[Address, int | None], tuple[list[str], list[str]]] = {}
+        self.walked: dict[Address, tuple[list[Member], list[Unreadable]]] = {}
+        self.remembers = not self.is_folder
+        self._located: dict[Address, tuple[h5py.Group | h5py.Dataset, str]] = {}
+        self._checked: dict[Address, tuple[h5py.Group | h5py.Dataset, str]] = {}
         self._paths = {} if self.is_folder else {"": path}
         self._matching: dict[Template, list[tuple[tuple[str, ...], str]]] = {}
+
+    def forget(self) -> None:
+        """Forget what was found while the store was opened."""
+        self.remembers = False
+        self.listed.clear()
+        self.walked.clear()
+        self._located.clear()
+        self._checked.clear()
 
     def close(self) -> None:
         """Close all files."""
@@ -283,13 +297,22 @@ class Hdf5Files:
 
     def find(self, address: Address) -> tuple[h5py.Group | h5py.Dataset, str]:
         """Return the object at an address, and the rest of the name if it names a column of a table."""
-        found, rest = self.locate(address)
-        self.check(found)
-        return found, rest
+        found = self._checked.get(address)
+        if found is None:
+            found = self.locate(address)
+            self.check(found[0])
+            if self.remembers:
+                self._checked[address] = found
+        return found
 
     def locate(self, address: Address) -> tuple[h5py.Group | h5py.Dataset, str]:
         """Return what `find` returns, though its values may be out of reach."""
-        return self._locate(address.name, self.path_of(address.file), 0)
+        found = self._located.get(address)
+        if found is None:
+            found = self._locate(address.name, self.path_of(address.file), 0)
+            if self.remembers:
+                self._located[address] = found
+        return found
 
     def _locate(self, name: str, path: str, links: int) -> tuple[h5py.Group | h5py.Dataset, str]:
         file = self.file(path)
@@ -496,8 +519,19 @@ def members(
     most_groups : float
         How many groups to visit; all by default.
     """
-    walk = _Walk(files, group, skipped, is_left or (lambda path: False), most_groups)
-    return itertools.islice(walk.below("", frozenset()), MOST_WALKED)
+    if is_left is not None or most_groups < math.inf:
+        walk = _Walk(files, group, skipped, is_left or (lambda path: False), most_groups)
+        return itertools.islice(walk.below("", frozenset()), MOST_WALKED)
+    found, left = files.walked.get(group, (None, []))
+    if found is None or (left and skipped is None):
+        left = []
+        walk = _Walk(files, group, None if skipped is None else left, lambda path: False, math.inf)
+        found = [*itertools.islice(walk.below("", frozenset()), MOST_WALKED)]
+        if files.remembers:
+            files.walked[group] = found, left
+    if skipped is not None:
+        skipped += left
+    return iter(found)
 
 
 class _Walk:

@@ -137,7 +137,7 @@ class Hdf5Tree(Tree):
         if not self._found:
             self._look_again(found.meta.layout)
         contents, meta = self._contents(found.meta.layout, found.pattern)
-        self.files.listed.clear()
+        self.files.forget()
         return contents, meta.build
 
     def _look_again(self, layout: str) -> None:
