@@ -95,6 +95,40 @@ class TestForks:
         assert is_waiting.is_set()
 
 
+PLUGIN = """
+import os, threading, time
+from storeds import plugins
+
+entered, ended = threading.Event(), []
+go = threading.Event()
+os.register_at_fork(before=go.set)  # runs before the hook of storeds, which was registered earlier
+
+class Opener(plugins.Opener):
+    url = "mine://x"
+    key = open = lambda self: "mine"
+    close = lambda self, handle: None
+
+def read():
+    with plugins.POOL.leased(Opener()):
+        entered.set()
+        go.wait()
+        time.sleep(0.5)  # without the hook, the fork does not wait for this
+        ended.append(True)
+
+threading.Thread(target=read).start()
+entered.wait()
+child = os.fork()
+if not child:
+    os._exit(not ended)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_waits_for_a_read_of_an_engine_of_a_plug_in() -> None:
+    done = subprocess.run([sys.executable, "-c", PLUGIN], capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 class TestSignals:
     """`os.fork` in a signal handler, at any step of a read of its own thread."""
 

@@ -187,6 +187,7 @@ class HandlePool:
         self._dropped: deque[HandleRef[Any]] = deque()
         self._start()
         os.register_at_fork(after_in_child=self._reset_in_child)
+        self.wait_before_forks()  # also for the engines of plug-ins
         atexit.register(self.close_all)
 
     def _start(self) -> None:
@@ -201,7 +202,7 @@ class HandlePool:
         self._forking: int | None = None  # the thread that waits to fork, or forks
 
     def wait_before_forks(self) -> None:
-        """Have forks wait for leases. An engine calls it after it has imported its library.
+        """Have forks wait for leases. An engine calls it again after it has imported a library with hooks of its own.
 
         Hooks run in reverse order. So this one runs before that of h5py, which takes the lock that reading threads need.
         """
