@@ -71,7 +71,8 @@ def open_backend(
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
         their paths. If a file of exactly that name exists, only that file is opened. A list may contain patterns and mix
-        engines. Both return a `storeds.backends.View`.
+        engines. Both return a `storeds.backends.View`. Where ``columns`` name files, as in ``{episode}.h5::actions[]``, the files of
+        a folder or pattern are one store of HDF5.
     layout : str, optional
         ``"storeds/1"`` for the native layout, or the name of a registered foreign layout. By default, a native store opens
         as such, and any other store with the one foreign layout that fits, which is logged.

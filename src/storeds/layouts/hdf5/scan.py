@@ -168,11 +168,14 @@ class Scan:
         if not found:
             raise FormatError(f"{url}: nothing matches the place {pattern.leading.text!r}")
         plans = self._plans(self._examples(found))
-        counts = [self._visit(plans, values) for values in found]
+        shared = {name: plan for name, plan in plans.items() if plan.sort == "shared"}
+        counts = [self._visit(plans, shared, values) for values in found]
         self._found = [values for values, count in zip(found, counts, strict=True) if count or not pattern.names]
+        if not self._found:
+            raise FormatError(f"{url}: no dataset has rows at the place {pattern.leading.text!r}")
         self._check_left_out(plans)
         plans = {name: self._settled(name, plan) for name, plan in plans.items()}
-        shared = {
+        values_of_all = {
             name: [self._seen[name][self._fill(plan, values)] for values in self._found]
             for name, plan in plans.items()
             if plan.sort == "shared"
@@ -183,7 +186,7 @@ class Scan:
         names = ["/".join(values).encode("utf-8", "surrogateescape") for values in self._found]
         empty = ["/".join(values) for values, count in zip(found, counts, strict=True) if pattern.names and not count]
         bounds = np.cumsum([0, *(count for count in counts if count or not pattern.names)], dtype=np.int64)
-        return names, bounds, Facts(plans, named, shared, empty, self._attrs, self._files.seen())
+        return names, bounds, Facts(plans, named, values_of_all, empty, self._attrs, self._files.seen())
 
     def _examples(self, found: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Return some of the records, or of the sequences that have rows and the first of these; they show the fields."""
@@ -458,14 +461,13 @@ class Scan:
                 plans[label] = Plan(field, template, self._sort(place, "attribute"), name, file=place.file)
         return plans
 
-    def _visit(self, plans: Mapping[str, Plan], values: tuple[str, ...]) -> int:
+    def _visit(self, plans: Mapping[str, Plan], shared: Mapping[str, Plan], values: tuple[str, ...]) -> int:
         """Compare a record or sequence with the fields, read what several records share, and return how many records it has."""
         count = 1
         if self._pattern.has_rows:
             count = self._rows_in(plans, values) if self._pattern.names else self._count(values)
-        for name, plan in plans.items() if count else ():
-            if plan.sort == "shared":
-                self._note_shared(name, plan, self._fill(plan, values))
+        for name, plan in shared.items() if count else ():
+            self._note_shared(name, plan, self._fill(plan, values))
         return count
 
     def _rows_in(self, plans: Mapping[str, Plan], values: tuple[str, ...]) -> int:
