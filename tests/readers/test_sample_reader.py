@@ -158,7 +158,7 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
     [
         ({"fields": {"boxes": "objcts[].bbox"}}, "has no field 'objcts.*did you mean"),
         ({"fields": {"boxes": "image.bbox"}}, "of kind image: only values of kind json have parts"),
-        ({"roles": {"boxs": "boxes"}}, "roles names 'boxs', which is no element of a sample"),
+        ({"roles": {"imag": "image"}}, "roles names 'imag', which is no element of a sample; did you mean 'image'"),
         ({"decode": "bytes", "transforms": ["RandomHorizontalFlip"]}, "decode it, which decode='bytes' does not"),
         ({"roles": {"image": "picture"}}, "'image' has an unknown role 'picture'"),
         ({"roles": {"image": "boxes"}}, "role 'boxes' needs kind array, json, not image"),
@@ -169,6 +169,14 @@ def test_bad_values_name_record_field_and_reason(objects: Any, says: str) -> Non
 def test_bad_settings_are_explained(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         StoreDataset(nested(), **settings)
+
+
+def test_arrays_are_tensors_whatever_decodes_images() -> None:
+    fields = {"image": {"kind": "array", "dtype": "uint8", "shape": [8, 8, 3]}, "kind": "int"}
+    url = make_store(fields, [{"image": np.full((8, 8, 3), 7, "u1"), "kind": 5}])
+    for decode in (None, "tensor"):
+        image, label = StoreDataset(url, roles={"image": "image", "kind": "label"}, decode=decode)[0]
+        assert (image.shape, int(image.max()), label) == ((3, 8, 8), 7, 5)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ class PictureOptions:
                         f"{suggest(name, known, f'{what}images')}"
                     )
         used = {option for each in elements for option in each.options}
+        if arrays and self.decode == "tensor":  # which array images are, whatever decodes others
+            used.add("decode")
         changed = [each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default]
         for option in (*changed, *self.more):
             if option in _FOR and option not in used and not isinstance(getattr(self, option, None), Mapping):
