@@ -62,7 +62,7 @@ class Hdf5Location(FileTreeLocation[ForeignOptions]):
         return Hdf5Tree(self)
 
     def close(self, handle: Hdf5Tree, /) -> None:
-        handle.close()
+        handle.files.close()
 
     def is_current(self, handle: Hdf5Tree, /) -> bool:
         # docstring inherited; other tools change their files in place
@@ -88,13 +88,6 @@ class Hdf5Tree(Tree):
         self._location = location
         self.files = Hdf5Files(location.path, location.url, location.settings, location.glob)
         self._found: dict[tuple[str, Pattern], tuple[Contents, Meta]] = {}
-
-    def close(self) -> None:
-        """Close the files, and forget what refers to them."""
-        while self._found:
-            contents, _ = self._found.popitem()[1]
-            contents.columns.clear()
-        self.files.close()
 
     def is_native(self) -> bool:
         # docstring inherited
