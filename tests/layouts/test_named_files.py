@@ -158,7 +158,7 @@ def test_a_changed_file_is_noticed(folder: Path, change: str) -> None:
 
 
 def test_a_file_that_is_replaced_between_two_reads_is_noticed(folder: Path) -> None:
-    store = open_backend(folder, columns={"action": "episode_{episode}.hdf5::action[]"})
+    store: Any = open_backend(folder, columns={"action": "episode_{episode}.hdf5::action[]"})
     assert store.get_many([0], ["action"])[0]["action"].tolist() == [0, 0]
     write(folder / "episode_2.hdf5", {"action": np.full((7, 2), 9)})
     with pytest.raises(errors.UnavailableError, match=r"episode_2\.hdf5 was replaced while in use or changed"):

@@ -111,9 +111,9 @@ class SampleSpec:
         names = [each.name for each in chosen]
         for name in self.roles:
             if name not in names:
-                known = dict.fromkeys([*names, *stored])
+                either = dict.fromkeys([*names, *stored])
                 raise ConfigError(
-                    f"roles names {name!r}, which is no element of a sample; {suggest(name, known, 'elements and fields')}"
+                    f"roles names {name!r}, which is no element of a sample; {suggest(name, either, 'elements and fields')}"
                 )
         declared = self._with_roles(chosen)
         roles = {each.role: name for name, each in reversed([*declared.items()])}
