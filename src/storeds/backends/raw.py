@@ -80,7 +80,7 @@ class RawStore(Protocol):
         return None
 
     def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows | None:
-        """Return the same as `read`, with a `storeds.records.parts.StoredArray` in place of each large array.
+        """Return the same as `read`, with a ``storeds.records.parts.StoredArray`` in place of each large array.
 
         None if the store reads only whole records. `Store` reads their parts while it leases the handle.
         """

@@ -126,8 +126,10 @@ class StoreDataset(Dataset[Any]):
     keys_file : str or path, optional
         Of these, take those whose field ``key`` is a line of this text file.
     join : mapping, optional
-        Columns of a table beside the store: ``{"path": "train.csv", "on": "key", "fields": {"label": "target"}}``, see
-        `storeds.backends.join.Join`. They are fields like those of the store, for samples, ``where``, folds and weights.
+        Columns of a CSV or Parquet file beside the store: ``{"path": "train.csv", "on": "key", "fields": {"label": "target"}}``.
+        ``on`` is the field whose value names the row, or ``{field: column}``. The columns are fields like those of the store, for
+        samples, ``where``, folds and weights; by default all. A record without a row, or a row without a record, is a
+        ConfigError, and ``"missing": "drop"`` leaves both out.
     seed : int, optional
         Makes a sample's randomness a function of (seed, epoch, index) alone, the same with any number of workers.
     layout, options

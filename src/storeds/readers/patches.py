@@ -286,7 +286,7 @@ def stitch(predictions: Any, positions: Any, shape: Sequence[int]) -> torch.Tens
     Parameters
     ----------
     predictions : torch.Tensor, or sequence of torch.Tensor
-        Shape (patches, …, *size): channels and such come before the spatial axes. What reaches beyond `shape`, the padding of
+        Shape ``(patches, …, *size)``: channels and such come before the spatial axes. What reaches beyond `shape`, the padding of
         a small record, is left out.
     positions : torch.Tensor, or sequence of torch.Tensor
         The element ``position`` of each patch, shape (patches, spatial axes).
@@ -296,7 +296,7 @@ def stitch(predictions: Any, positions: Any, shape: Sequence[int]) -> torch.Tens
     Returns
     -------
     torch.Tensor
-        Shape (…, *shape), on the device of the predictions: of their dtype, or float32 if that is no floating one.
+        Shape ``(…, *shape)``, on the device of the predictions: of their dtype, or float32 if that is no floating one.
 
     Raises
     ------
