@@ -53,8 +53,9 @@ def test_it_passes_the_conformance_kit(installed: Path, tmp_path: Path) -> None:
     # In memory, because every commit of SQLite waits for the disk, which would double the time.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="storeds-plugin-", dir=memory) as stores:
-        # A separate folder: the settings and the conftest of this repository must not apply.
-        kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, f"--basetemp={stores}/of-tests"]
+        # A separate folder, and no settings: those of this repository, or of a folder above, must not apply.
+        alone = ["-c", os.devnull, "--rootdir", tmp_path, f"--basetemp={stores}/of-tests"]
+        kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *alone]
         printed = run(installed, *kit, folder=tmp_path)
     assert re.search(r"\b[5-9][0-9] passed", printed), printed
     assert "skipped" not in printed
