@@ -104,11 +104,20 @@ def test_a_table_that_does_not_fit_is_an_error(
         StoreDataset(url, reader="array", join={"path": table(tmp_path / "t.csv", rows), **more})
 
 
+def test_a_relative_path_is_found_from_any_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path / "t.csv", ROWS)
+    monkeypatch.chdir(tmp_path)
+    dataset = StoreDataset(url, reader="array", fields=["target"], join={"path": Path("t.csv")})
+    monkeypatch.chdir("/")
+    revived = pickle.loads(pickle.dumps(dataset))
+    assert revived.backend.get_many([5, 4], ["target"]) == [{"target": 2}, {"target": 1}]
+
+
 def test_a_missing_or_changed_table_is_an_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(errors.StoreNotFoundError):
         StoreDataset(url, reader="array", join={"path": str(tmp_path / "no.csv")})
     path = table(tmp_path / "t.csv", ROWS)
     pickled = pickle.dumps(StoreDataset(url, reader="array", join={"path": path}))
     table(tmp_path / "t.csv", ROWS[::-1])
-    with pytest.raises(errors.FormatError, match="changed while the store is in use"):
+    with pytest.raises(errors.UnavailableError, match="was replaced while in use or changed"):
         pickle.loads(pickled)[0]

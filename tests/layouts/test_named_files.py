@@ -13,6 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
+import storeds
+from make_store import make_store
 from storeds import StoreDataset, StoreLoader, errors, open_backend
 
 STEPS = [5, 6, 7]
@@ -180,6 +182,30 @@ def test_what_fits_no_file_is_an_error(folder: Path, where: str, columns: dict[s
         open_backend(f"{folder}{where}", columns=columns)
 
 
+def test_folders_join_and_other_ways_to_read_them_are_errors(folder: Path) -> None:
+    both: Any = open_backend([folder, f"{folder}/*_1.hdf5"], columns=EPISODES)
+    with both:
+        assert both.column("episode").tolist() == [0] * 5 + [1] * 6 + [2] * 7 + [1] * 6
+    with pytest.raises(errors.ConfigError, match="leave out layout='per_episode'"):
+        open_backend(folder, columns=EPISODES, layout="per_episode")
+    with pytest.raises(errors.FormatError, match=r"columns=\{'\*': '\{file\}\.hdf5::\*\*\[\]'\}"):
+        open_backend(folder)
+
+
+def test_verify_and_info_take_a_folder_of_files(folder: Path) -> None:
+    options = {"columns": EPISODES}
+    assert storeds.verify(folder, options=options).ok
+    assert storeds.info(folder, options=options).count == sum(STEPS)
+
+
+def test_the_files_of_stores_on_servers_and_disks_are_told_apart(folder: Path, mongodb: str) -> None:
+    url = make_store({"x": "int"}, [{"x": 1}], f"{mongodb}/files_{os.getpid()}/x")
+    other = make_store({"x": "int"}, [{"x": 2}], f"lmdb://{folder}/x.lmdb")
+    both: Any = open_backend([url, other])
+    with both:
+        assert len({*both.column("file").tolist()}) == 2
+
+
 def test_a_file_that_differs_is_an_error(folder: Path) -> None:
     write(
         folder / "episode_1.hdf5", {"action": np.zeros((6, 3), "f4"), "observations/top": np.zeros((6, 4, 4, 3), "u1")}
@@ -229,6 +255,17 @@ def test_opening_offers_the_ranges_that_fit(flat: Path) -> None:
             del file[name]
     with pytest.raises(errors.ConfigError, match=r"columns=\{'id': 'id\[\]', 'x': 'x\[lengths: n\]'\}\)  # 4 records"):
         open_backend(flat)
+
+
+def test_ranges_that_share_their_rows_take_no_more_memory_than_the_file_can_hold(tmp_path: Path) -> None:
+    count = 4_000_000
+    write(tmp_path / "a.h5", {"x": np.zeros(count, "u1"), "starts": np.zeros(50_000, int), "n": np.full(50_000, count)})
+    with open_backend(tmp_path / "a.h5", columns={"x": "x[starts: starts, lengths: n]"}) as store:
+        (last,) = store.get_many([49_999], ["x"])
+        assert isinstance(last, dict)
+        assert len(last["x"]) == count
+        with pytest.raises(errors.FormatError, match="more than .* can hold"):
+            store.get_many(range(50_000))
 
 
 def test_an_index_of_nwb_bounds_its_column(tmp_path: Path) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import xxhash
 
+from storeds._utils.files import os_failure
 from storeds._utils.settings import Settings
 from storeds.backends.view import View
-from storeds.errors import ConfigError, FormatError, RecordError, StoreNotFoundError, suggest
+from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
 from storeds.protocols import Array, Backend, ChooseBoxes, Field, Record
 from storeds.records.arrays import read_arrays, stackable
 from storeds.records.columns import check_has_column, column_of, read_column
@@ -29,6 +31,13 @@ __all__ = ["Join", "JoinedView"]
 
 _LISTED = 3  # keys in a message
 _PARQUET = (".parquet", ".pq")
+_Rows: TypeAlias = tuple[Array, dict[str, Array], dict[str, Field]]
+"""The positions of the records with a row; field → its value for each of them; field → its declaration."""
+
+
+def _absolute(path: Any) -> Any:
+    """Return a path that workers find too, wherever they run."""
+    return os.path.abspath(os.path.expanduser(path)) if isinstance(path, (str, os.PathLike)) and str(path) else path
 
 
 class Join(Settings, frozen=True):
@@ -45,6 +54,8 @@ class Join(Settings, frozen=True):
     missing : str
         ``error`` if a record has no row, or a row no record; ``drop`` leaves out these records, and these rows.
     """
+
+    parsers: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"path": _absolute}
 
     path: Annotated[str, msgspec.Meta(min_length=1)]
     on: str | dict[str, str] = "key"
@@ -73,9 +84,9 @@ class _Found:
 
     def __init__(self, backend: Backend, join: Join) -> None:
         self._backend, self._join = backend, join
-        self._kept: tuple[Array, dict[str, Array], dict[str, Field]] | None = None
-        self.digest = _digest(join.path)
-        self.fields: dict[str, Field] = self._rows[2]
+        self.digest, table = _read(join.path)
+        self._kept: _Rows | None = self._match(table)
+        self.fields: dict[str, Field] = self._kept[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
@@ -93,18 +104,19 @@ class _Found:
         return self._rows[1]
 
     @property
-    def _rows(self) -> tuple[Array, dict[str, Array], dict[str, Field]]:
-        """The positions of the records with a row, and the values and the fields of the table there."""
+    def _rows(self) -> _Rows:
         # Not functools.cached_property: up to Python 3.11 all instances share a lock, which a fork may copy locked.
         if self._kept is None:
-            self._kept = self._find()
+            digest, table = _read(self._join.path)
+            if digest != self.digest:
+                raise UnavailableError(
+                    f"join: {self._join.path} was replaced while in use or changed; open the store again"
+                )
+            self._kept = self._match(table)
         return self._kept
 
-    def _find(self) -> tuple[Array, dict[str, Array], dict[str, Field]]:
+    def _match(self, table: Mapping[str, Sequence[Any]]) -> _Rows:
         path, (field, column) = self._join.path, self._join.key()
-        if _digest(path) != self.digest:
-            raise FormatError(f"join: {path} changed while the store is in use; open the store again")
-        table = _read(path)
         names = self._names([*table], column)
         row_of = {key: row for row, key in enumerate(map(str, table[column]))}
         if len(row_of) < len(table[column]):
@@ -149,8 +161,7 @@ class _Found:
     ) -> tuple[Field, Array]:
         """Return a field, and its value in some rows."""
         where, (_, key) = f"join: column {column!r} of {self._join.path}", self._join.key()
-        is_csv = os.path.splitext(self._join.path)[1].lower() not in _PARQUET
-        values = values_of_cells(table[column]) if is_csv else table[column]
+        values = table[column] if _is_parquet(self._join.path) else values_of_cells(table[column])
         for row in rows:
             if values[row] is None:
                 raise ConfigError(
@@ -164,33 +175,38 @@ class _Found:
         return field, column_of(field, [stored[row] for row in rows])
 
 
-def _digest(path: str) -> str:
+def _is_parquet(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in _PARQUET
+
+
+def _read(path: str) -> tuple[str, dict[str, list[Any]]]:
+    """Return the digest of a file, and the columns of the table in it; the cells of CSV are texts, as written."""
     try:
-        return xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise StoreNotFoundError(f"join: there is no file {path}") from None
     except OSError as error:
-        raise ConfigError(f"join: {path} cannot be read: {error.strerror}") from None
+        raise os_failure(path, "read", error) from None
+    return xxhash.xxh3_128_hexdigest(data), (_of_parquet if _is_parquet(path) else _of_csv)(path, data)
 
 
-def _read(path: str) -> dict[str, list[Any]]:
-    """Return the columns of a table; of CSV, the key stays a text as written."""
-    if os.path.splitext(path)[1].lower() in _PARQUET:
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ConfigError(f"join: {path} needs pyarrow ({error}): pip install 'storeds[hf]'") from None
-        try:
-            found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ConfigError(f"join: {path} is not a Parquet file: {error}") from None
-        return found
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        try:
-            header, *rows = csv.reader(file, strict=True)
-        except (ValueError, csv.Error) as error:
-            raise ConfigError(f"join: {path} is not a CSV file with a header: {error}") from None
-    rows = [row for row in rows if row]
+def _of_parquet(path: str, data: bytes) -> dict[str, list[Any]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(f"join: {path} needs pyarrow ({error}): pip install 'storeds[hf]'") from None
+    try:
+        found: dict[str, list[Any]] = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"join: {path} is not a Parquet file: {error}") from None
+    return found
+
+
+def _of_csv(path: str, data: bytes) -> dict[str, list[Any]]:
+    try:
+        header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"join: {path} is not a CSV file with a header: {error}") from None
     for number, row in enumerate(rows):
         if len(row) != len(header):
             raise ConfigError(f"join: row {number + 1} of {path} has {len(row)} cells, and the header {len(header)}")

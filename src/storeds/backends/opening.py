@@ -106,21 +106,26 @@ def _open(
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
     parsed = with_scheme(url)
-    engine = _engine_of_folder(parsed, {**parsed.options, **options}.get("columns"))
-    if engine is not None:
-        return engine(replace(parsed, scheme=_OF_FOLDERS), layout=layout, **options)
-    pattern = _pattern_of_stores(parsed)
+    pattern = None if _names_files(parsed, options) else _pattern_of_stores(parsed)
     if pattern is None:
         return _open_one(parsed, layout, options)
     return View(_open_each(parsed, layout, options), url=_pattern_url(parsed, pattern))
 
 
-def _engine_of_folder(url: StoreURL, columns: Any) -> Engine | None:
-    """Return what reads the files of a folder as one store, if ``columns`` names them."""
-    if url.scheme not in (None, _OF_FOLDERS) or columns is None:
-        return None
+def _names_files(url: StoreURL, options: Mapping[str, Any]) -> bool:
+    """Whether ``columns`` names the files of a folder, which then are one store."""
+    columns = {**url.options, **options}.get("columns")
+    if url.scheme not in (None, _OF_FOLDERS) or "::" not in str(columns):
+        return False
     engine: Engine = import_object(FOREIGN[_OF_FOLDERS])
-    return engine if engine.is_folder_of_files is not None and engine.is_folder_of_files(url, columns) else None
+    return engine.is_folder_of_files is not None and engine.is_folder_of_files(url, columns)
+
+
+def _open_files(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
+    if layout is not None:
+        raise ConfigError(f"{url}: columns= says how to read these files; leave out layout={layout!r}")
+    engine: Engine = import_object(FOREIGN[_OF_FOLDERS])
+    return engine(replace(url, scheme=_OF_FOLDERS), **options)
 
 
 def with_scheme(url: str | os.PathLike[str] | StoreURL) -> StoreURL:
@@ -143,6 +148,8 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     ConfigError
         The engine or layout is unknown, or several plug-ins claim the store.
     """
+    if _names_files(url, options):
+        return _open_files(url, layout, options)
     if url.scheme is None:
         url = replace(url, scheme=_engine_of_path(url))
     scheme = url.scheme or ""
@@ -200,7 +207,7 @@ def _open_each(url: Any, layout: str | None, options: Mapping[str, Any]) -> Iter
     if not isinstance(url, (str, os.PathLike, StoreURL)):
         raise ConfigError(f"a list of stores holds URLs and paths, not {type(url).__name__}")
     parsed = with_scheme(url)
-    pattern = _pattern_of_stores(parsed)
+    pattern = None if _names_files(parsed, options) else _pattern_of_stores(parsed)
     if pattern is None:
         yield _open_one(parsed, layout, options)
         return
@@ -343,7 +350,10 @@ def _engine_of_path(url: StoreURL) -> str:
     if stat.S_ISDIR(status.st_mode):
         suffix = _hdf5_suffix_in(path)
         if suffix is not None:
-            raise FormatError(f"{path!r} is a folder of HDF5 files; {path + '/*' + suffix!r} reads them as one store")
+            raise FormatError(
+                f"{path!r} is a folder of HDF5 files; {path + '/*' + suffix!r} reads them as one store, and "
+                f"columns={{'*': '{{file}}{suffix}::**[]'}} with the name of each file as a field"
+            )
         return "files"
     if _is_tar(path) or _begins_as_tar(path):
         return "files"

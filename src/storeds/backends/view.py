@@ -221,7 +221,8 @@ class View:
         if len(self.stores) == 1:
             return [read_column(self.stores[0], _FILE)]
         paths = [store.url.partition("://")[2] for store in self.stores]
-        start = len(os.path.commonpath([os.path.dirname(path) for path in paths])) if paths[0][:1] == "/" else 0
+        are_files = all(path.startswith("/") for path in paths)
+        start = len(os.path.commonpath([*map(os.path.dirname, paths)])) if are_files else 0
         named = zip(self.stores, paths, strict=True)
         return [np.full(len(store), path[start:].lstrip("/"), TEXT) for store, path in named]
 

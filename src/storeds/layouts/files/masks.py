@@ -296,7 +296,8 @@ def _choose(root: str, images: str | None, masks: str | None) -> MaskFolders:
             return found
         if images is not masks:
             raise ConfigError(
-                f"{show(root)}: image_folder and mask_folder go together; name both with image_folder= and mask_folder= (--option image_folder=… --option mask_folder=…), or neither"
+                f"{show(root)}: image_folder and mask_folder go together; name both with image_folder= and mask_folder= "
+                "(--option image_folder=… --option mask_folder=…), or neither"
             )
         raise ConfigError(
             f"{show(root)} contains no folder of images ({', '.join(_IMAGE_FOLDERS)}) beside one of masks "

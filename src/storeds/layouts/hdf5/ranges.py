@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -10,6 +11,7 @@ import numpy as np
 
 from storeds.backends.hdf5.rows import Rows, read_ranges
 from storeds.errors import FormatError
+from storeds.layouts.hdf5.chunks import check_claim
 from storeds.layouts.hdf5.files import Address, Hdf5Files
 from storeds.layouts.hdf5.values import (
     DAMAGED,
@@ -54,7 +56,8 @@ def rows_of(
             raise unsupported(files, dataset, f"a range of column {name!r} of " if name else "a range of ")
         own = rows if dtype.names is None else TableRows(rows, offset, whole.itemsize)
         inner = tuple(dataset.shape[1:]) if dtype.names is None else whole.shape
-        parts[name] = Ranges(own, whole.base, inner, starts, stops, field)
+        check = functools.partial(check_claim, files, dataset)
+        parts[name] = Ranges(own, whole.base, inner, starts, stops, field, check)
     return parts
 
 
@@ -88,8 +91,16 @@ class Ranges(Values):
     """Arrays of any length, or pictures, each of which is a range of rows."""
 
     def __init__(
-        self, rows: Rows, dtype: np.dtype[Any], inner: tuple[int, ...], starts: Array, stops: Array, field: Field | None
+        self,
+        rows: Rows,
+        dtype: np.dtype[Any],
+        inner: tuple[int, ...],
+        starts: Array,
+        stops: Array,
+        field: Field | None,
+        check: Callable[[int], None],
     ) -> None:
+        self._check = check  # raises FormatError for more bytes than the file can hold: ranges may share their rows
         self._rows, self._dtype, self._inner = rows, dtype, inner
         self._starts, self._stops, self.count = starts, stops, len(stops)
         self.field = field or self._field()
@@ -105,6 +116,7 @@ class Ranges(Values):
         at = np.asarray(positions, np.int64)
         starts, stops = self._starts[at], self._stops[at]
         are_good = (starts >= 0) & (starts <= stops) & (stops <= self._rows.count)
+        self._check(int((stops - starts)[are_good].sum()) * self._rows.size)
         found = iter(read_ranges(self._rows, starts[are_good], stops[are_good]))
         out: list[bytes | ValueError] = []
         for start, stop, is_good in zip(starts.tolist(), stops.tolist(), are_good.tolist(), strict=True):

@@ -154,11 +154,12 @@ def verify(
         raise ConfigError(f"workers must be 0 or more, got {workers}")
     url = os.fspath(url)
     count = len(os.sched_getaffinity(0)) if workers is None else workers
-    scheme = scheme_of(url, writing=False) if count else ""
-    if scheme in _SHARED and layout is None and not options:
+    if count and layout is None and not options and scheme_of(url, writing=False) in _SHARED:
         return _by_children(url, redact(url), count, progress)
     with open_backend(url, layout=layout, **(options or {})) as backend:
-        if scheme == "files":  # opening them cannot crash this process, and checking is shared
+        if count and backend.url.startswith(
+            "files://"
+        ):  # opening them cannot crash this process, and checking is shared
             report = _by_children(backend, backend.url, count, progress)
         else:
             report = _collect(backend.url, backend.meta, _check_here(backend), progress)
