@@ -97,6 +97,42 @@ class TestDatasets:
         assert_equal(batches(stacked, collate), expected)
 
 
+# MessagePack stores integers between these in different numbers of bytes.
+BOUNDS = [-(2**63), -(2**31), -(2**15), -(2**7), -(2**5), 0, 2**7, 2**8, 2**16, 2**32, 2**63]
+INTEGERS = sorted({n for bound in BOUNDS for n in (bound - 1, bound) if -(2**63) <= n < 2**63})
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
+def test_numbers_of_any_size_stand_beside_arrays(tmp_path: Path, engine: str) -> None:
+    fields = {
+        "low": "int",
+        "x": {"kind": "array", "dtype": "uint16", "shape": [3]},
+        "high": "int",
+        "at": "float",
+        "is": "bool",
+    }
+    records = [
+        {
+            "low": low,
+            "x": np.full(3, place, "u2"),
+            "high": high,
+            "at": [np.nan, -0.0, 1e308][place % 3],
+            "is": place % 2 > 0,
+        }
+        for place, (low, high) in enumerate((low, high) for low in INTEGERS for high in INTEGERS)
+    ]
+    url = f"{engine}://{tmp_path}/store"
+    make_store(fields, records, url)
+    short = [at for at, record in enumerate(records) if all(-32 <= record[name] < 128 for name in ("low", "high"))]
+    with storeds.open_backend(url) as backend:
+        for asked in (short[::-1] + short[:3], range(len(records)), [5]):
+            found = read_arrays(backend, asked)
+            for name, values in found.items():
+                expected = np.array([records[at][name] for at in asked], {"low": "i8", "high": "i8"}.get(name))
+                assert values.dtype == expected.dtype
+                assert values.tobytes() == expected.tobytes()
+
+
 class TestBadRecords:
     """Reading arrays changes neither the errors nor the counts of bad records."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from storeds._utils.settings import Settings
 from storeds.protocols import Array, Description, Meta
 from storeds.records.codec import Fault, Rows
+from storeds.records.tables import Stacked
 from storeds.records.verifier import Verifier
 
 __all__ = ["BackendOptions", "Fault", "HandleOpener", "Opener", "RawStore", "Rows", "Stacked"]
@@ -20,14 +21,6 @@ class BackendOptions(Settings, frozen=True, kw_only=True):
 
     A subclass is a `msgspec.Struct`, and ``parsers`` may name a function for each option that is no plain value.
     """
-
-
-class Stacked(NamedTuple):
-    """Fields of fixed size of many records, one array each; `digests` and `seals` as in `Rows`."""
-
-    arrays: dict[str, Array]
-    digests: bytes = b""
-    seals: bytes = b""
 
 
 class RawStore(Protocol):

@@ -31,6 +31,7 @@ __all__ = [
     "FAULT_DIGEST",
     "FAULT_SEAL",
     "SEAL",
+    "UNDECODABLE",
     "ContentHash",
     "Fault",
     "RecordCodec",
@@ -39,6 +40,7 @@ __all__ = [
     "canonical_value",
     "checksum",
     "column_checksum",
+    "decode",
     "encode",
     "preview",
 ]
@@ -159,7 +161,8 @@ _CANONICAL = {
 
 encode = msgspec.msgpack.Encoder().encode
 """Returns the msgpack map of a record whose arrays are ``[dtype, shape, bytes]``, as unpacking gives them."""
-_decode = msgspec.msgpack.Decoder().decode
+decode = msgspec.msgpack.Decoder().decode
+"""Returns a record as msgpack unpacks it: JSON is text, an array is ``[dtype, shape, bytes]``."""
 _digest = xxhash.xxh3_64_digest
 
 
@@ -250,7 +253,7 @@ class RecordCodec:
 
     def stored(self, packed: memoryview | bytes) -> Record:
         """Return the stored record that `pack` packed: JSON is text; arrays are read-only and share its memory."""
-        record: Record = _decode(packed)
+        record: Record = decode(packed)
         for name in self._arrays:
             dtype, shape, data = record[name]
             record[name] = np.frombuffer(data, dtype).reshape(shape)
@@ -258,7 +261,7 @@ class RecordCodec:
 
     def unpack(self, packed: bytes) -> Record:
         """Return the record that `pack` packed."""
-        return self.to_user_values(_decode(packed))
+        return self.to_user_values(decode(packed))
 
     def to_user_values(self, record: Record) -> Record:
         """Convert unpacked values to user values: arrays own writable memory, JSON is parsed.
@@ -291,7 +294,8 @@ def _size_of(value: Any) -> int:
 
 
 _PACKED, _SEAL = slice(-8), slice(-8, None)
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
+"""What `decode` raises for bytes that are no packed record, and what taking it apart may raise."""
 
 
 class Fault(NamedTuple):
@@ -332,8 +336,8 @@ class Rows(NamedTuple):
             try:
                 packed = each[_PACKED]  # type: ignore[index]  # None raises the TypeError below
                 # Decoding first is faster: it loads the bytes into the CPU cache for the checksum.
-                records.append(_decode(packed))
-            except _UNDECODABLE as error:
+                records.append(decode(packed))
+            except UNDECODABLE as error:
                 missing = "it is missing from the store"
                 records.append(Fault(missing if each is None else f"not the msgpack map of its fields ({error})"))
                 digests.append(FAULT_DIGEST)
