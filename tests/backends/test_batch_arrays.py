@@ -104,14 +104,14 @@ INTEGERS = sorted({n for bound in BOUNDS for n in (bound - 1, bound) if -(2**63)
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 def test_numbers_of_any_size_stand_beside_arrays(tmp_path: Path, engine: str) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "low": "int",
         "x": {"kind": "array", "dtype": "uint16", "shape": [3]},
         "high": "int",
         "at": "float",
         "is": "bool",
     }
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "low": low,
             "x": np.full(3, place, "u2"),

@@ -435,3 +435,18 @@ def test_options_of_sources_in_messages_exist() -> None:
         if option not in known
     }
     assert not wrong
+
+
+def test_a_config_is_checked_up_to_a_batch_with_functions_of_the_folder(tmp_path: Path) -> None:
+    sizes = (8, 9)
+    records = [{"x": np.zeros((3, size), "u1")} for size in sizes for _ in range(2)]
+    make_store({"x": {"kind": "array", "dtype": "uint8", "shape": [3, None]}}, records, tmp_path / "a.lmdb")
+    (tmp_path / "mine.py").write_text("def change(x):\n    return x[:, :8]\n")
+    config: dict[str, Any] = {"dataset": {"url": "a.lmdb", "as_dict": True}, "loader": {"batch_size": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = f"cd {tmp_path} && {SCRIPT} config check config.json"
+    failed = in_shell(line)
+    assert (failed.returncode, "make no batch" in failed.stderr) == (2, True), failed.stderr
+    config["dataset"]["transform"] = "mine.change"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "uint8 [3, 8]" in in_shell(line).stdout

@@ -81,7 +81,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open the stores of a config, and make the first sample of each split as training would."""
+    """Open the stores of a config, and make the first sample and the first batch of each split as training would."""
     from storeds.config import load_config
 
     config = load_config(path)
@@ -101,10 +101,13 @@ def check(
 
 def _checked(config: Any, split: str | None) -> dict[str, Any]:
     from storeds.config import build_loader
+    from storeds.loaders import StoreLoader
 
     loader = build_loader(config, split)
     dataset: Any = loader.dataset
     sample = _described(dataset[0]) if len(dataset) else "the split is empty"
+    if len(loader):
+        next(iter(StoreLoader(dataset, **(config.loader_for(split).changed() | {"num_workers": 0}))))
     return {"split": split, "samples": len(dataset), "batches": len(loader), "sample": sample, "url": _urls(dataset)}
 
 

@@ -19,6 +19,7 @@ from storeds.protocols import Backend, Field, Reader, ReaderSpec, Transform
 from storeds.readers.paths import split_path
 from storeds.readers.reader import built_in
 from storeds.records.cache import load_json, stats_path
+from storeds.records.shapes import with_pictures
 from storeds.registry import READERS
 from storeds.transforms import BoundTransform, JointTransform, build_transform
 from storeds.transforms.alignment import check_roles, check_spatial, takes_images
@@ -84,7 +85,8 @@ def make_reader(
     Parameters
     ----------
     reader : str or ReaderSpec
-        ``"image"`` becomes ``"sample"`` where samples have several parts that belong together.
+        ``"image"`` becomes ``"sample"`` where samples have several parts that belong together, and ``"array"`` where the store
+        has arrays and no pictures.
     fields : sequence of str, mapping of str to str, or None
     settings : mapping
         Arguments of the dataset for its reader, of which only some readers take `decode`, `mode`, `repair`, ….
@@ -102,6 +104,8 @@ def make_reader(
     """
     if reader == "image" and (joint or settings["roles"] is not None or _has_parts(fields, declared)):
         reader = "sample"
+    elif reader == "image" and _has_only_numbers(declared):
+        reader = "array"
     defaults = DatasetSettings.defaults()
     # The number 1 is not as True, which readers refuse.
     changed = {
@@ -152,6 +156,13 @@ def _has_parts(fields: Any, declared: Mapping[str, Field]) -> bool:
     return any(path is not None and path.steps for path in paths) or not roles.isdisjoint(
         ("mask", "boxes", "keypoints")
     )
+
+
+def _has_only_numbers(declared: Mapping[str, Field]) -> bool:
+    """Return whether a store has arrays, and nothing that may be a picture."""
+    fields = declared.values()
+    is_number = [each.role is None and (each.is_scalar or each.kind in ("array", "str")) for each in fields]
+    return all(is_number) and any(each.kind == "array" for each in fields) and with_pictures(declared) == dict(declared)
 
 
 def with_stats(spec: Any, reader: Reader[Any], backend: Backend) -> Any:

@@ -75,7 +75,8 @@ class StoreDataset(Dataset[Any]):
         argument that is passed beside it replaces its setting.
     reader : str or ReaderSpec
         ``"image"``, ``"sample"``, ``"array"``, ``"video"`` or a registered name. ``"image"`` becomes ``"sample"`` with
-        `transforms` or `roles`, and where an element has the role mask, boxes or keypoints.
+        `transforms` or `roles`, and where an element has the role mask, boxes or keypoints. It becomes ``"array"`` where the
+        store has arrays and no pictures.
     fields : sequence of str, or mapping of str to str, optional
         The sample's elements, in order; ``"index"`` may be among them. A mapping of elements to fields renames them:
         ``{"pixel_values": "image", "labels": "label"}``. By default the reader chooses: the image and, if the store has
