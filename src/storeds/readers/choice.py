@@ -19,7 +19,8 @@ __all__ = [
 ]
 
 INDEX = "index"
-_LABELS = ("label", "labels", "target", "targets")
+_LABELS = ("label", "labels", "target", "targets")  # or at the end of a name
+_OTHER_LABELS = ("y", "class", "class_id", "category", "category_id")
 
 Fields: TypeAlias = Sequence[str] | Mapping[str, str]
 """The elements of a sample, in order: fields of the store and ``"index"``; or a mapping of elements to fields."""
@@ -97,8 +98,12 @@ def label_of(fields: Mapping[str, Field]) -> tuple[str, ...]:
     declared = [name for name, field in fields.items() if field.role == "label" and field.is_scalar]
     if len(declared) == 1:
         return tuple(declared)
-    named = [name for name, field in fields.items() if field.kind == "int" and name.endswith(_LABELS)]
+    named = [name for name, field in fields.items() if field.kind == "int" and _is_label(name)]
     return tuple(named) if len(named) == 1 else ()
+
+
+def _is_label(name: str) -> bool:
+    return name.endswith(_LABELS) or name in _OTHER_LABELS
 
 
 def target_of(chosen: Sequence[Element], others: Collection[str | None]) -> str | None:
