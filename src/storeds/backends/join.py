@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -16,13 +15,11 @@ import xxhash
 
 from storeds._utils.files import os_failure
 from storeds._utils.settings import Settings
-from storeds.backends.view import View
-from storeds.errors import ConfigError, RecordError, StoreNotFoundError, UnavailableError, suggest
-from storeds.protocols import Array, Backend, ChooseBoxes, Field, Record
-from storeds.records.arrays import read_arrays, stackable
-from storeds.records.columns import check_has_column, column_of, read_column
+from storeds.backends.overlay import Overlay
+from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError, suggest
+from storeds.protocols import Array, Backend, Field
+from storeds.records.columns import column_of, read_column
 from storeds.records.index import Index
-from storeds.records.where import check_where, positions_by_columns
 from storeds.values.columns import name_columns
 from storeds.values.infer import fit
 from storeds.values.text import values_of_cells
@@ -215,7 +212,7 @@ def _of_csv(path: str, data: bytes) -> dict[str, list[Any]]:
     return {name: [row[at] for row in rows] for at, name in enumerate(header)}
 
 
-class JoinedView(View):
+class JoinedView(Overlay):
     """The records of a backend that have a row in a table, with columns of it as fields of their own.
 
     Parameters
@@ -232,63 +229,5 @@ class JoinedView(View):
     """
 
     def __init__(self, backend: Backend, join: Join) -> None:
-        self._found = _Found(backend, join)
-        index = Index(self._found.positions, backend.url, backend.meta.build, repr(self._found))
-        super().__init__([backend], index, self._found)
-        self.meta = replace(self.meta, fields={**self.meta.fields, **self._found.fields})
-
-    def get_many(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> list[Record | RecordError]:
-        # docstring inherited
-        names = [*self.meta.fields] if fields is None else self._check_fields(fields)
-        return self._with_own(super().get_many(positions, self._stored(names)), positions, names)
-
-    def get_parts(
-        self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
-    ) -> list[Record | RecordError]:
-        # docstring inherited
-        names = [*self.meta.fields] if fields is None else self._check_fields(fields)
-        return self._with_own(super().get_parts(positions, choose, self._stored(names)), positions, names)
-
-    def _stored(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in self._found.fields]
-
-    def _with_own(
-        self, found: list[Record | RecordError], positions: Sequence[int], names: Sequence[str]
-    ) -> list[Record | RecordError]:
-        """Return records with the values of the table among their fields, in the order of `names`."""
-        at = np.asarray(positions, np.int64)
-        values = {name: self._found.columns[name][at].tolist() for name in self._own(names)}
-        return [
-            record
-            if isinstance(record, RecordError)
-            else {name: values[name][number] if name in values else record[name] for name in names}
-            for number, record in enumerate(found)
-        ]
-
-    def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
-        # docstring inherited
-        names, at = stackable(self, fields), self._checked(positions)
-        own, found = self._own(names), dict[str, Array]()
-        stored = self._stored(names)
-        if stored:
-            found = read_arrays(self.stores[0], self._in_stores(at), stored)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-        found |= {name: self._found.columns[name][at] for name in own}
-        return {name: found[name] for name in names}
-
-    def column(self, name: str, /) -> Array:
-        # docstring inherited
-        if name not in self._found.fields:
-            return super().column(name)
-        check_has_column(self.url, name, self.meta.fields[name])
-        return self._found.columns[name].copy()
-
-    def select(self, where: Mapping[str, Any], /) -> Array:
-        # docstring inherited
-        checked = check_where(where, self.meta.fields, self.url)
-        stored = {name: wanted for name, wanted in checked.items() if name not in self._found.fields}
-        own = {name: wanted for name, wanted in checked.items() if name in self._found.fields}
-        found = positions_by_columns(self, own)
-        return np.intersect1d(found, super().select(stored), assume_unique=True) if stored else found
-
-    def _own(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in self._found.fields]
+        found = _Found(backend, join)
+        super().__init__(backend, found, Index(found.positions, backend.url, backend.meta.build, repr(found)), found)

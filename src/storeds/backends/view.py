@@ -90,7 +90,7 @@ class View:
             meta, self._numbers = joined_meta(self.stores)
         if index is not None:
             id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{index.name if how is None else repr(how)}".encode())
-            meta = replace(meta, id=id_, build=index.name, count=len(index.positions))
+            meta = replace(meta, id=id_, build=index.name, count=len(index))
         self.meta: Meta = meta
         self._bounds: Array = np.cumsum([0, *map(len, self.stores)])
         has_more = any(store.meta.fields != meta.fields for store in self.stores)

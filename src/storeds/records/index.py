@@ -44,5 +44,8 @@ class Index:
             self._positions = np.asarray(found)  # the same memory, but faster access to items than memmap
         return self._positions
 
+    def __len__(self) -> int:
+        return len(self.positions)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_positions": None}
