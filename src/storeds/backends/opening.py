@@ -21,7 +21,9 @@ from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
-from storeds.backends.view import View, stores_in
+from storeds.backends.versions.naming import version_folder
+from storeds.backends.versions.reading import VersionedStore, open_version
+from storeds.backends.view import View
 from storeds.errors import (
     ConfigError,
     FormatError,
@@ -93,11 +95,20 @@ def open_backend(
         Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
     backend = _open(url, layout, options)
-    unread = [each for store in stores_in(backend) if isinstance(store, Store) for each in store.unread()]
+    unread = [*_unread(backend)]
     if unread:
         shown = "; ".join(bounded(dict.fromkeys(unread), SHOWN))
         _LOG.warning("%s: not read: %s; `storeds info` lists all", backend.url, shown)
     return backend
+
+
+def _unread(backend: Backend) -> Iterator[str]:
+    """Yield what no record of the stores in a backend holds; a version has none, and opens no member for this."""
+    if isinstance(backend, View) and not isinstance(backend, VersionedStore):
+        for store in backend.stores:
+            yield from _unread(store)
+    elif isinstance(backend, Store):
+        yield from backend.unread()
 
 
 def _open(
@@ -119,6 +130,17 @@ def _names_files(url: StoreURL, options: Mapping[str, Any]) -> bool:
         return False
     engine: Engine = import_object(FOREIGN[_OF_FOLDERS])
     return engine.is_folder_of_files is not None and engine.is_folder_of_files(url, columns)
+
+
+def _open_folder(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend | None:
+    """Open a folder that is one store of an engine: of the files that ``columns`` names, or of versions; None for another store."""
+    if _names_files(url, options):
+        return _open_files(url, layout, options)
+    folder = version_folder(url, options) if layout in (None, *_NATIVE) else None
+    if folder is None:
+        return None
+    given = {**url.options, **options}
+    return open_version(folder, given.pop("version", None), given)
 
 
 def _open_files(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
@@ -148,8 +170,9 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     ConfigError
         The engine or layout is unknown, or several plug-ins claim the store.
     """
-    if _names_files(url, options):
-        return _open_files(url, layout, options)
+    folder = _open_folder(url, layout, options)
+    if folder is not None:
+        return folder
     if url.scheme is None:
         url = replace(url, scheme=_engine_of_path(url))
     scheme = url.scheme or ""
@@ -300,6 +323,10 @@ def open_writer(
             f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
+    if version_folder(parsed) is not None:
+        raise ConfigError(
+            f"{parsed} names a versioned store, to which `storeds append` (storeds.append) adds the records of a source"
+        )
     scheme = scheme_of(parsed, writing=True)
     target = _backend_of(scheme)
     make_sink = getattr(target, "sink", None)
@@ -340,6 +367,9 @@ def _engine_of_path(url: StoreURL) -> str:
     path = os.path.abspath(os.path.expanduser(url.path))
     if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an LMDB environment in a folder
         return "lmdb"
+    folder = version_folder(url)
+    if folder is not None:
+        return folder.engine
     if _is_tar(path) and not os.path.lexists(path) and any(mark in path for mark in "*?[{"):
         return "files"
     status, engine = engine_at(path, path)

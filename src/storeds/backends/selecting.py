@@ -23,6 +23,7 @@ from storeds.errors import ConfigError, StoreNotFoundError, suggest
 from storeds.protocols import Array, Backend
 from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value, read_column
+from storeds.records.conditions import Condition
 from storeds.records.index import Index
 from storeds.records.where import check_where, matching_positions
 
@@ -158,6 +159,8 @@ class Conditions:
     ----------
     where : mapping
         Field → accepted values, sorted.
+    condition : Condition or None
+        What records meet besides.
     fold : Fold or None
         The division is that of the whole store, whatever the other conditions are.
     keys_file : str or None
@@ -167,6 +170,7 @@ class Conditions:
     """
 
     where: Mapping[str, list[Any]]
+    condition: Condition | None
     fold: Fold | None
     keys_file: str | None = field(repr=False)  # its content counts, and not its name
     subsets: str | None
@@ -175,24 +179,33 @@ class Conditions:
     def of(
         cls,
         backend: Backend,
-        where: Mapping[str, Any] | None = None,
+        where: Mapping[str, Any] | str | None = None,
         fold: Any = None,
         keys_file: str | os.PathLike[str] | None = None,
     ) -> Conditions:
         """Check conditions for records of a store, as `select` takes them; raises ConfigError."""
+        condition = Condition(where) if isinstance(where, str) else None
+        if condition is not None:
+            where = None
         if where is not None and not where:
             raise ConfigError("where: an empty mapping selects nothing; leave it out to read every record")
-        named = {name: _class_numbers(backend, name, wanted) for name, wanted in (where or {}).items()}
+        given: Mapping[str, Any] = where if isinstance(where, Mapping) else {}
+        named = {name: _class_numbers(backend, name, wanted) for name, wanted in given.items()}
         checked = check_where(named, backend.meta.fields, backend.url)
         parsed = None if fold is None else Fold.parse(fold)
         path = None if keys_file is None else os.path.abspath(keys_file)
         subsets = ([] if parsed is None else [repr(parsed)]) + ([] if path is None else [_digest(path)])
         by_text = {name: sorted(values, key=repr) for name, values in checked.items()}
-        return cls(by_text, parsed, path, " ".join(subsets) or None)
+        if condition is not None:
+            subsets.append(repr(condition))
+            condition.check(backend.meta.fields)
+        return cls(by_text, condition, parsed, path, " ".join(subsets) or None)
 
     def positions(self, backend: Backend) -> Array:
         """Return the positions of the records that meet every condition, int64, ascending."""
         found = matching_positions(backend, self.where) if self.where else np.arange(len(backend))
+        if self.condition is not None:
+            found = np.flatnonzero(matching(backend, self.condition))
         if self.fold is not None:
             found = np.intersect1d(found, self.fold.positions(backend), assume_unique=True)
         if self.keys_file is not None:
@@ -213,8 +226,26 @@ class Conditions:
         return view
 
     def __str__(self) -> str:
-        parts = {"where": self.where or None, "fold": self.fold, "keys_file": self.keys_file}
+        parts = {
+            "where": (self.condition and self.condition.text) or self.where or None,
+            "fold": self.fold,
+            "keys_file": self.keys_file,
+        }
         return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None)
+
+
+def matching(backend: Backend, condition: Condition) -> Array:
+    """Return which records of a backend meet a condition, bool; reads only the columns that it names."""
+    columns = {name: read_column(backend, name) for name in condition.fields}
+    meta = backend.meta
+
+    def classes(name: str) -> Sequence[str] | None:
+        has_classes = (
+            name == "label" or isinstance(meta.attrs.get("classes"), Mapping) or meta.fields[name].role == "label"
+        )
+        return stored_classes(meta.attrs, name) if has_classes else None
+
+    return condition.mask(columns.__getitem__, meta.fields, classes)
 
 
 def _class_numbers(backend: Backend, name: str, wanted: Any) -> Any:
@@ -240,7 +271,7 @@ def _class_number(name: str, value: Any, classes: Sequence[str]) -> Any:
 
 def select(
     backend: Backend,
-    where: Mapping[str, Any] | None = None,
+    where: Mapping[str, Any] | str | None = None,
     *,
     fold: Any = None,
     keys_file: str | os.PathLike[str] | None = None,
@@ -251,8 +282,9 @@ def select(
     ----------
     backend : Backend
         Closing the view closes it too.
-    where : mapping, optional
-        Field → the value, or list of accepted values. A label may be given by its class name.
+    where : mapping or str, optional
+        Field → the value, or list of accepted values; or a text, see `storeds.records.conditions.Condition`. A label may be given
+        by its class name.
     fold : Fold or mapping, optional
         Folds of the whole store.
     keys_file : path, optional

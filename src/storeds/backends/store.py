@@ -26,6 +26,8 @@ from storeds.records.where import check_where, positions_by_columns
 
 __all__ = ["Store"]
 
+_BATCH = 64  # records
+
 
 class Store:
     """The `storeds.Backend` of one store. `storeds.open_backend` makes it; nothing derives from it.
@@ -68,6 +70,15 @@ class Store:
         self.url: str = opener.url
         self.meta: Meta = meta
         self._codec = RecordCodec(meta.fields)
+
+    @classmethod
+    def known(cls, opener: Opener[Any], meta: Meta) -> Self:
+        """Return a store whose meta is known, without opening it; a read raises UnavailableError if another store is there."""
+        store = cls.__new__(cls)
+        store.__setstate__(
+            {"_opener": opener, "recognised": None, "url": opener.url, "meta": meta, "_codec": RecordCodec(meta.fields)}
+        )
+        return store
 
     def _begin(self) -> None:
         self._ref: HandleRef[Any] = POOL.ref(self, self._opener)
@@ -228,6 +239,24 @@ class Store:
                     parts = parts_of_stored(found.records, [place_of[position] for position in asked], choose)
                     return self._named(raw, parts, asked)
         return parts_of_records(self, asked, choose, wanted)
+
+    def digests(self) -> Array:
+        """Return the checksum of each record of a native store, shape (n, 8), uint8.
+
+        Reads and verifies all records; raises the RecordError of the first that is bad.
+        """
+        found: list[bytes] = []
+        for start in range(0, len(self), _BATCH):
+            positions = list(range(start, min(start + _BATCH, len(self))))
+            with _Reading(self) as raw:
+                rows = raw.read(positions, None)
+                if raw.verifier is None:
+                    raise ConfigError(f"{self.url} is no native store, so its records have no checksums")
+                is_intact = raw.verifier.seals.match(rows.digests, rows.seals, positions)
+            if not is_intact:
+                raise next(each for each in self.get_many(positions) if isinstance(each, RecordError))
+            found.append(rows.digests)
+        return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 8)
 
     # Columns.
 

@@ -46,6 +46,9 @@ class View:
     url : str, optional
         The name of the stores together. By default the URLs of the first ones in brackets, or the URL of a single store
         of which there is an `index`.
+    meta, counts : optional
+        What the stores say together, and how many records each has, where that is known: then no store is asked before it is
+        read. They have the fields and attributes of `meta`.
 
     Attributes
     ----------
@@ -77,24 +80,33 @@ class View:
     how: Any
 
     def __init__(
-        self, stores: Iterable[Backend], index: Index | None = None, how: Any = None, *, url: str | None = None
+        self,
+        stores: Iterable[Backend],
+        index: Index | None = None,
+        how: Any = None,
+        *,
+        url: str | None = None,
+        meta: Meta | None = None,
+        counts: Sequence[int] | None = None,
     ) -> None:
-        self.stores, self.how, self._index = alike(stores), how, index
+        self.stores = alike(stores) if meta is None else stores  # type: ignore[assignment]  # then they are a sequence
+        self.how, self._index = how, index
         self._numbers: dict[int, ClassNumbers] = {}
+        self._names: tuple[str, ...] | None = None
+        self._bounds: Array = np.cumsum([0, *(map(len, self.stores) if counts is None else counts)])
         # Of a part of one store, what the store returns is right as it is, errors included.
         self._only = self.stores[0] if index is not None and len(self.stores) == 1 and url is None else None
         if self._only is not None:
-            self.url, meta = self._only.url, self._only.meta
+            self.url, found = self._only.url, self._only.meta
         else:
             self.url = url or joined_url(self.stores)
-            meta, self._numbers = joined_meta(self.stores)
+            found, self._numbers = joined_meta(self.stores) if meta is None else (meta, {})
         if index is not None:
-            id_ = xxhash.xxh3_128_hexdigest(f"{meta.id}\n{index.name if how is None else repr(how)}".encode())
-            meta = replace(meta, id=id_, build=index.name, count=len(index))
-        self.meta: Meta = meta
-        self._bounds: Array = np.cumsum([0, *map(len, self.stores)])
-        has_more = any(store.meta.fields != meta.fields for store in self.stores)
-        self._names = tuple(meta.fields) if has_more else None
+            id_ = xxhash.xxh3_128_hexdigest(f"{found.id}\n{index.name if how is None else repr(how)}".encode())
+            found = replace(found, id=id_, build=index.name, count=len(index))
+        self.meta: Meta = found
+        if meta is None and any(store.meta.fields != found.fields for store in self.stores):
+            self._names = tuple(found.fields)
 
     def __len__(self) -> int:
         return self.meta.count

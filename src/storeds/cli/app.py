@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -298,18 +299,28 @@ def progress(what: str, *, quiet: bool) -> Iterator[ProgressHook | None]:
         yield show
 
 
-def selecting(texts: list[str] | None, stores: Callable[[], Iterable[Backend]]) -> dict[str, Any] | None:
-    """Return the fields and values of ``--where``, by the kind of each field: a text is text, unless it is a JSON text or list.
+_VALUE = re.compile(r"\s*[a-z][a-z0-9_]*=(?!=)", re.IGNORECASE)
+
+
+def selecting(texts: list[str] | None, stores: Callable[[], Iterable[Backend]]) -> dict[str, Any] | str | None:
+    """Return what ``--where`` selects: a condition, or fields and their values by the kind of each field.
+
+    A value is text, unless it is a JSON text or list.
 
     Parameters
     ----------
     texts : list of str or None
-        As ``name=value``.
+        As ``name=value``, or conditions such as ``label == 3``, of which a record meets all.
     stores : callable
         Opens the stores whose fields are meant; they are closed again.
     """
     if not texts:
         return None
+    conditions = [text for text in texts if not _VALUE.match(text)]
+    if len(conditions) == len(texts):
+        return " and ".join(f"({text})" for text in conditions) if len(texts) > 1 else texts[0]
+    if conditions:
+        raise ConfigError(f"--where takes name=value or conditions, not both: {', '.join(texts)}")
     kinds: dict[str, str] = {}
     for store in stores():
         with store:

@@ -351,7 +351,7 @@ def _build_one(config: Config, split: str | int | None, source: Part) -> StoreDa
     opened: Any = {"url": backend, "layout": None, "options": None}
     dataset = StoreDataset(structs.replace(settings, **opened))
     if not len(dataset):
-        for name, wanted in (dataset.where or {}).items():
+        for name, wanted in dataset.where.items() if isinstance(dataset.where, Mapping) else ():
             _check_values(dataset, name, wanted)
     return dataset
 

@@ -63,6 +63,9 @@ def with_split(
             f"the store's field 'split' holds integers, so it has no value {name!r}; "
             f"set where = {{ split = 0 }}, or another number, in [splits.{name}.dataset]"
         )
+    own: Any = int(name) if kind == "int" else name
+    if isinstance(settings.where, str):
+        return {**changes, "where": f"({settings.where}) and {_SPLIT} == {own!r}"}
     taken = (settings.where or {}).get(_SPLIT, name)
     # As texts: before the store is open, the name of a split of numbers is text.
     if name not in map(str, taken if isinstance(taken, (list, tuple)) else [taken]):
@@ -70,7 +73,7 @@ def with_split(
             f"config: [dataset] where takes only records whose 'split' is {taken!r}, which leaves none for split "
             f"{name!r}; set where in [splits.{name}.dataset]"
         )
-    return {**changes, "where": {**(settings.where or {}), _SPLIT: int(name) if kind == "int" else name}}
+    return {**changes, "where": {**(settings.where or {}), _SPLIT: own}}
 
 
 def shared_records(one: DatasetSettings, backend: Backend, other: DatasetSettings) -> str | None:
@@ -98,7 +101,10 @@ def _positions(
     store: Backend, one: DatasetSettings, other: DatasetSettings, condition: dict[str, Any]
 ) -> Sequence[int] | Array:
     """Return the positions that both select; `condition` is what their ``where`` says together."""
-    if all(each.fold is None and each.keys_file is None for each in (one, other)):
+    is_plain = [
+        each.fold is None and each.keys_file is None and not isinstance(each.where, str) for each in (one, other)
+    ]
+    if all(is_plain):
         return matching_positions(store, condition) if condition else range(len(store))
     mine, theirs = (
         Conditions.of(store, each.where, each.fold, each.keys_file).positions(store) for each in (one, other)
@@ -107,11 +113,12 @@ def _positions(
     return shared
 
 
-def _both(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, backend: Backend) -> dict[str, Any] | None:
-    """Return the condition for being selected by both, or None if no record at all can be."""
+def _both(one: Any, other: Any, backend: Backend) -> dict[str, Any] | None:
+    """Return the values for being selected by both, without conditions in text; None if no record at all can be."""
     fields, url = backend.meta.fields, backend.url
-    condition = check_where(one or {}, fields, url)
-    for name, values in check_where(other or {}, fields, url).items():
+    first, second = ({} if isinstance(each, str) else each or {} for each in (one, other))
+    condition = check_where(first, fields, url)
+    for name, values in check_where(second, fields, url).items():
         condition[name] = [value for value in condition[name] if value in values] if name in condition else values
     return None if any(not values for values in condition.values()) else condition
 

@@ -117,9 +117,10 @@ class StoreDataset(Dataset[Any]):
         (seed, epoch, index) alone. `report` counts them all.
     max_bad, max_bad_fraction : int, float, optional
         More bad samples than this in one pass over an epoch, or a larger fraction of those seen, raise `BadSamplesError`.
-    where : mapping, optional
+    where : mapping or str, optional
         Select the records whose fields have these values: ``{"split": "train"}``; a list means any of its values, and a
-        label may be the name of its class.
+        label may be the name of its class. Or a condition: ``'label in ("cat", "dog") and width >= 512'``, see
+        `storeds.records.conditions.Condition`.
     fold : mapping, optional
         Of these, take some folds of the store: ``{"of": 5, "take": 0}``, or ``"without": 0`` for the others. Further keys
         are ``group_by``, a field whose values each stay in one fold; ``stratify_by``, a field whose values all folds share
@@ -179,7 +180,7 @@ class StoreDataset(Dataset[Any]):
         on_error: str = "raise",
         max_bad: int | None = None,
         max_bad_fraction: float | None = None,
-        where: Mapping[str, Any] | None = None,
+        where: Mapping[str, Any] | str | None = None,
         fold: Mapping[str, Any] | None = None,
         keys_file: str | os.PathLike[str] | None = None,
         join: Mapping[str, Any] | None = None,
@@ -324,9 +325,10 @@ class StoreDataset(Dataset[Any]):
         return self.backend.url
 
     @property
-    def where(self) -> dict[str, list[Any]] | None:
-        """The selection: field → values, any of which matches; None if there is no selection."""
-        return dict(self._how.where) or None
+    def where(self) -> dict[str, list[Any]] | str | None:
+        """The selection: field → values, any of which matches, or a condition; None if there is no selection."""
+        condition = self._how.condition
+        return dict(self._how.where) or (None if condition is None else condition.text)
 
     @property
     def classes(self) -> list[str]:

@@ -99,7 +99,8 @@ class DatasetSettings(Settings, frozen=True):
         Annotated[float, msgspec.Meta(ge=0, le=1, description="A larger fraction of bad samples stops the run.")] | None
     ) = None
     where: Annotated[
-        dict[str, Any] | None, msgspec.Meta(description="Field → the value, or list of values, to select.")
+        dict[str, Any] | str | None,
+        msgspec.Meta(description="Field → the value, or list of values, to select; or a condition as text."),
     ] = None
     fold: Annotated[
         dict[str, Any] | None,

@@ -87,7 +87,8 @@ def _store_id(data: Any) -> str | None:
 def _where_digest(data: Any) -> str | None:
     where, how = getattr(data, "where", None), getattr(getattr(data, "records", None), "how", None)
     subsets = getattr(how, "subsets", None)
-    if not isinstance(where, Mapping) and subsets is None:
+    named = where if isinstance(where, Mapping) else {}  # a condition is among the subsets
+    if not named and subsets is None:
         return None
-    selected = repr(sorted((where or {}).items())) + (subsets or "")
+    selected = repr(sorted(named.items())) + (subsets or "")
     return xxhash.xxh3_64_hexdigest(selected.encode())

@@ -127,7 +127,7 @@ class Stats:
 def stats(
     url: str | os.PathLike[str],
     *,
-    where: Mapping[str, Any] | None = None,
+    where: Mapping[str, Any] | str | None = None,
     field: str | None = None,
     mode: str = "RGB",
     all: bool = False,

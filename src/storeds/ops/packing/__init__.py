@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import math
 import os
@@ -22,6 +23,7 @@ from storeds.formats.opening import open_source
 from storeds.layouts.files.rows import Bad, BadItem, Row, Rows
 from storeds.ops import OnBad, SplitBy
 from storeds.ops.copy import check_distinct, copy
+from storeds.ops.growing import Plain, target_of
 from storeds.ops.packing.listing import Listing
 from storeds.ops.packing.splits import Split, divides_by_label, make_split
 from storeds.ops.pictures import Finished, PictureStep
@@ -165,12 +167,96 @@ def pack(
     StoreExistsError
         The target exists, or an interrupted pack left its work there.
     """
-    url = os.fspath(url)
+    return pack_into(
+        target_of(os.fspath(url)),
+        source,
+        kind=kind,
+        on_bad=on_bad,
+        split=split,
+        split_by=split_by,
+        max_side=max_side,
+        quality=quality,
+        check=check,
+        fast_crops=fast_crops,
+        sizes=sizes,
+        workers=workers,
+        overwrite=overwrite,
+        resume=resume,
+        commit_every=commit_every,
+        progress=progress,
+        on_problem=on_problem,
+        **source_options,
+    )
+
+
+def append(
+    url: str | os.PathLike[str], source: str | os.PathLike[str] | Any, *, message: str = "", **options: Any
+) -> Packed:
+    """Add the records of a source to a versioned store, as a new member and a new version; a missing store is created.
+
+    Parameters
+    ----------
+    url : str
+        Of a versioned store: it ends in a slash, as in ``lmdb://data/train/``.
+    source : path, URL or dataset
+        As for `pack`. Its fields are those of the store. Classes are numbered by name: known ones have the number of the store,
+        new ones come after them.
+    message : str
+        For `log`.
+    **options
+        As for `pack`, except `overwrite`.
+
+    Returns
+    -------
+    Packed
+        With the id, count and attrs of the new version.
+
+    Raises
+    ------
+    StoreExistsError
+        The store has these records already; or another process has added other classes meanwhile.
+    ConfigError, FormatError, RecordError
+        As for `pack`; `url` is no versioned store; the source has other fields.
+
+    Notes
+    -----
+    A run that was killed is repeated by the same call, and goes on where it was. Any number of processes may append at once.
+    """
+    known = inspect.signature(pack).parameters
+    defaults = {name: each.default for name, each in known.items() if each.default is not each.empty}
+    if options.get("overwrite"):
+        raise ConfigError("append adds records, and overwrites none: leave out overwrite=")
+    return pack_into(target_of(os.fspath(url), message, append=True), source, **{**defaults, **options})
+
+
+def pack_into(
+    target: Plain,
+    source: Any,
+    *,
+    kind: str | None,
+    on_bad: OnBad,
+    split: Mapping[str, float] | None,
+    split_by: SplitBy | None,
+    max_side: int | None,
+    quality: int | None,
+    check: bool,
+    fast_crops: bool,
+    sizes: bool,
+    workers: int | None,
+    overwrite: bool,
+    resume: bool,
+    commit_every: int,
+    progress: ProgressHook | None,
+    on_problem: Callable[[Bad], None] | None,
+    **source_options: Any,
+) -> Packed:
+    """Do what `pack` does, for a target that may be a member of a versioned store."""
     shares = _check(on_bad, split, split_by, max_side, quality, workers)
     marker = RestartMarker.find() if fast_crops else None
     rows = open_source(source, kind=kind, max_side=max_side, quality=quality, **source_options)
     for store in rows.stores:
-        check_distinct(store, url)
+        check_distinct(store, target.url)
+    rows = target.fitted(rows)
     fields = _fields(rows, has_split=bool(shares), encodes=max_side is not None or quality is not None, has_sizes=sizes)
     by_label = bool(shares) and divides_by_label(fields, split_by)
     listing = Listing(rows, strata=by_label)
@@ -182,14 +268,19 @@ def pack(
     options["check"], options["fast_crops"], options["sizes"] = check, fast_crops, sizes
     if shares:
         options["split_by"] = "label" if by_label else "key"
+    plan: JSON = {"source": listing.fingerprint, "options": options}
+    left = target.left(plan)
+    if left is not None:
+        notes.append("an earlier run had written these records: they are published now")
+        return Packed(**_as_meta(target.published(left)), columns=rows.columns, notes=tuple(notes))
     writer = open_writer(
-        url,
+        target.url,
         fields,
         overwrite=overwrite,
-        resume=resume,
+        resume=resume or target.resumes,
         commit_every=commit_every,
         check=False,  # records already contain their verdicts
-        plan={"source": listing.fingerprint, "options": options},
+        plan=plan,
     )
     state = _State.of(writer.note)
     with writer:
@@ -202,23 +293,28 @@ def pack(
         copy(writer, task, threads, progress, checked=True)
         if on_bad == "raise" and state.bad:
             raise state.error(listing.count)
-        meta = writer.publish(rows.attrs, fast_crops=state.fast_crops)
+        written = writer.publish(rows.attrs, fast_crops=state.fast_crops)
+    meta = target.published(written)
     later = [*(note for note in rows.late_notes() if note not in notes), *state.notes()]
     _log_notes(source, later, {})
     findings = dict(Counter(dict(sorted(state.kinds.items()))).most_common())
-    damage = damage_note(findings, meta)
+    damage = damage_note(findings, written)
     if damage is not None:
-        _log_notes(url, [damage], {})
+        _log_notes(target.url, [damage], {})
         later.append(damage)
     return Packed(
-        **{one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)},
+        **_as_meta(meta),
         columns=rows.columns,
         notes=(*notes, *later),
-        left_out=listing.count - meta.count,
+        left_out=listing.count - written.count,
         reasons=dict(state.reasons.most_common()),
         findings=findings,
         restarts=dict(state.restarts.most_common()),
     )
+
+
+def _as_meta(meta: Meta) -> dict[str, Any]:
+    return {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
 
 
 def _check(

@@ -161,7 +161,7 @@ def show(
     indices: Sequence[int] | None = None,
     *,
     count: int = 200,
-    where: Mapping[str, Any] | None = None,
+    where: Mapping[str, Any] | str | None = None,
     keys_file: str | os.PathLike[str] | None = None,
     worst_first: bool = False,
     config: str | os.PathLike[str] | None = None,

@@ -1,0 +1,45 @@
+"""Whether a URL names a versioned store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from storeds._utils.urls import StoreURL
+from storeds.backends.versions.folder import SUFFIXES, VersionFolder
+from storeds.errors import FormatError
+
+__all__ = ["version_folder"]
+
+_LMDB_DATA = "data.mdb"
+
+
+def version_folder(url: StoreURL, options: Mapping[str, Any] | None = None) -> VersionFolder | None:
+    """Return the folder of the versioned store that a URL names; None if it names anything else.
+
+    It does if it ends in a slash and has the scheme of an engine, unless an LMDB environment is there or ``columns`` names the
+    files of the folder; and if versions are in the folder, whatever the URL looks like.
+    """
+    if url.scheme not in (None, *SUFFIXES) or not url.path or "columns" in {**url.options, **(options or {})}:
+        return None
+    path = url.file
+    if os.path.exists(os.path.join(path, _LMDB_DATA)):
+        return None
+    if url.scheme is not None and url.path.endswith("/"):
+        return VersionFolder(url.scheme, path)
+    found = VersionFolder(url.scheme or "lmdb", path)
+    return found if url.scheme is not None and found.numbers() else _found_by_content(found)
+
+
+def _found_by_content(folder: VersionFolder) -> VersionFolder | None:
+    if not folder.numbers():
+        return None
+    try:
+        engine = json.loads(folder.text())["engine"]
+    except (ValueError, KeyError, TypeError):
+        raise FormatError(
+            f"{folder.path}: its last version is damaged; name an older one, as in lmdb://…/?version=1"
+        ) from None
+    return VersionFolder(engine, folder.path) if engine in SUFFIXES else None

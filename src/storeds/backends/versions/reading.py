@@ -1,0 +1,191 @@
+"""Reads a version of a versioned store: its members as one backend, without opening them before they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+import numpy as np
+
+from storeds._utils.urls import StoreURL, file_url
+from storeds.backends.engine import Engine
+from storeds.backends.overlay import Overlay
+from storeds.backends.store import Store
+from storeds.backends.versions.document import Member, Version
+from storeds.backends.versions.folder import VersionFolder
+from storeds.backends.view import View
+from storeds.errors import ConfigError
+from storeds.protocols import Array, Backend, Field, Meta
+from storeds.records.meta import NATIVE
+from storeds.registry import BACKENDS
+
+__all__ = ["VersionedStore", "kept_positions", "member_store", "open_version"]
+
+
+def kept_positions(folder: VersionFolder, member: Member) -> Array:
+    """Return the positions of the records of a member that the version has, ascending."""
+    positions = np.arange(member.count)
+    return positions if member.dropped is None else np.delete(positions, folder.get(member.dropped))
+
+
+@dataclass
+class _Kept:
+    """The positions of the records that a version has of a member; stands for an `Index` in a `View`."""
+
+    folder: VersionFolder
+    member: Member
+    _positions: Array | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.member.build}-{self.member.dropped}"
+
+    @property
+    def positions(self) -> Array:
+        if self._positions is None:
+            self._positions = kept_positions(self.folder, self.member)
+        return self._positions
+
+    def __len__(self) -> int:
+        return self.member.kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_positions": None}
+
+
+class _Columns(Mapping[str, Array]):
+    """The columns of a member, each read at its first use in a process."""
+
+    def __init__(self, kept: _Kept, fields: Mapping[str, Field]) -> None:
+        self.fields: Mapping[str, Field] = {name: fields[name] for name in fields if name in kept.member.columns}
+        self._kept, self._found = kept, dict[str, Array]()
+
+    @property
+    def columns(self) -> Mapping[str, Array]:
+        return self
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._found:
+            kept = self._kept
+            whole = kept.folder.get(kept.member.columns[name])
+            self._found[name] = whole if kept.member.dropped is None else whole[kept.positions]
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_found": {}}
+
+
+def member_store(folder: VersionFolder, version: Version, member: Member, options: Mapping[str, Any]) -> Store:
+    """Return the store of a member; nothing is opened before it is read."""
+    engine: Engine = BACKENDS.get(folder.engine)
+    opener = engine.opener(StoreURL.parse(file_url(folder.engine, folder.member_path(member.name))), **options)
+    fields = version.fields
+    if member.lacks:
+        fields = {name: each for name, each in fields.items() if name not in member.lacks}
+    return Store.known(opener, Meta(member.id, member.build, member.count, NATIVE, fields, version.attrs))
+
+
+class _Members(Sequence[Backend]):
+    """The members of a version as backends, each made when it is asked for. A pickle has none."""
+
+    def __init__(self, folder: VersionFolder, version: Version, options: Mapping[str, Any]) -> None:
+        self._folder, self._version, self._options = folder, version, options
+        self._made: dict[int, Backend] = {}
+
+    def __len__(self) -> int:
+        return len(self._version.members)
+
+    @overload
+    def __getitem__(self, number: int) -> Backend: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Backend]: ...
+
+    def __getitem__(self, number: int | slice) -> Backend | list[Backend]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        if number not in self._made:
+            self._made[number] = self._backend(self._version.members[number])
+        return self._made[number]
+
+    def _backend(self, member: Member) -> Backend:
+        store = member_store(self._folder, self._version, member, self._options)
+        if member.dropped is None and not member.columns:
+            return store
+        kept: Any = _Kept(self._folder, member)
+        if not member.columns:
+            return View([store], kept)
+        view = Overlay(store, _Columns(kept, self._version.fields), kept)
+        view.meta = replace(view.meta, fields=self._version.fields)
+        return view
+
+    def close(self) -> None:
+        """Close those that were made."""
+        for each in self._made.values():
+            each.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+
+class VersionedStore(View):
+    """The records of one version of a versioned store.
+
+    A reader keeps the version that it opened, in workers and pickles too, whatever is published later.
+
+    Parameters
+    ----------
+    folder : VersionFolder
+    version : Version
+    options : mapping
+        Of the engine, for each member.
+
+    Attributes
+    ----------
+    version : Version
+    """
+
+    def __init__(self, folder: VersionFolder, version: Version, options: Mapping[str, Any]) -> None:
+        self.folder, self.version = folder, version
+        members: Any = _Members(folder, version, options)
+        counts = [member.kept for member in version.members]
+        super().__init__(
+            members, url=folder.url, meta=version.meta(f"version-{version.number}-{version.id}"), counts=counts
+        )
+
+    def __repr__(self) -> str:
+        return f"VersionedStore({self.url!r}, version={self.version.number}, count={self.meta.count})"
+
+    def close(self) -> None:
+        # docstring inherited
+        self.stores.close()  # type: ignore[attr-defined]  # the members
+
+
+def open_version(
+    folder: VersionFolder, number: object = None, options: Mapping[str, Any] | None = None
+) -> VersionedStore:
+    """Open a version, by default the last one.
+
+    Raises
+    ------
+    StoreNotFoundError
+        There is no such store, or no such version.
+    FormatError
+        The version is damaged.
+    ConfigError
+        `number` is no number.
+    """
+    if number is not None:
+        try:
+            number = int(str(number))
+        except ValueError:
+            raise ConfigError(f"{folder.url}: version is a number, not {number!r}") from None
+    version = Version.from_text(folder.text(number), folder.url)
+    return VersionedStore(folder, version, options or {})

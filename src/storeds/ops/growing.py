@@ -1,0 +1,254 @@
+"""Adds members to a versioned store: where they are written, the numbers of their classes, and the version that has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import getpass
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import xxhash
+
+from storeds._utils.urls import StoreURL, file_url
+from storeds.backends.class_numbers import ClassNumbers, join_classes
+from storeds.backends.joining import alike
+from storeds.backends.opening import open_backend
+from storeds.backends.store import Store
+from storeds.backends.versions.document import Member, Version
+from storeds.backends.versions.folder import SUFFIXES, VersionFolder
+from storeds.backends.versions.naming import version_folder
+from storeds.backends.versions.reading import kept_positions
+from storeds.errors import ConfigError, FormatError, StoreExistsError, StoreNotFoundError
+from storeds.layouts.files.rows import BadItem, Rows
+from storeds.protocols import JSON, Meta, Record
+from storeds.records.canonical_json import canonical_json
+from storeds.records.codec import ContentHash
+
+__all__ = ["Growing", "Plain", "conflict", "last_version", "member_of", "next_version", "publish", "target_of"]
+
+_TRIES = 1000
+
+
+def last_version(folder: VersionFolder) -> Version | None:
+    """Return the last version of a store; None if there is none."""
+    try:
+        return Version.from_text(folder.text(), folder.url)
+    except StoreNotFoundError:
+        return None
+
+
+def next_version(
+    folder: VersionFolder, base: Version | None, members: Sequence[Member], action: str, **own: Any
+) -> Version:
+    """Return the version that follows `base`, with these members; its fields and attrs are those of `base` if none are given.
+
+    Reads the checksums of all records, and no record.
+    """
+    if base is not None:
+        own = {"fields": base.fields, "attrs": base.attrs, **own}
+    content = ContentHash()
+    for member in members:
+        digests = folder.get(member.digests)
+        if digests.shape != (member.count, 8):
+            raise FormatError(f"{folder.url}: {member.name} has {member.count} records and other checksums")
+        content.update((digests if member.dropped is None else digests[kept_positions(folder, member)]).tobytes())
+    number = 1 if base is None else base.number + 1
+    return Version(
+        engine=folder.engine,
+        number=number,
+        parent=number - 1,
+        id=content.finish(own["fields"], own["attrs"]),
+        members=tuple(members),
+        action=action,
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        author=_author(),
+        **own,
+    )
+
+
+def _author() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def publish(folder: VersionFolder, make: Callable[[Version | None], Version]) -> Version:
+    """Publish what `make` returns for the last version; again if another process publishes one meanwhile."""
+    for _ in range(_TRIES):
+        version = make(last_version(folder))
+        if folder.publish(version.number, version.to_text()):
+            return version
+    raise StoreExistsError(f"{folder.url}: other processes publish versions without a pause; try again")
+
+
+def conflict(folder: VersionFolder, what: str) -> StoreExistsError:
+    """Return the error of a change that another version has made wrong."""
+    last = last_version(folder)
+    by = "" if last is None else f" (version {last.number}, {last.action} by {last.author})"
+    return StoreExistsError(f"{folder.url} got another version meanwhile{by}, and nothing was changed: {what} again")
+
+
+def member_of(folder: VersionFolder, name: str) -> tuple[Member, Meta]:
+    """Return a store in the folder of members as a member with all of its records, and its meta. Reads and verifies them."""
+    with open_backend(file_url(folder.engine, folder.member_path(name)), layout="native") as store:
+        if not isinstance(store, Store):
+            raise FormatError(f"{store.url} is no native store of {folder.engine}")
+        meta = store.meta
+        member = Member(name, meta.id, meta.build, meta.count, folder.put(store.digests()), meta.count)
+    return member, meta
+
+
+class Plain:
+    """A store that is written as a whole."""
+
+    resumes = False
+    """Whether an interrupted write goes on without being asked to."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def fitted(self, rows: Rows) -> Rows:
+        """Return the rows as the store has them."""
+        return rows
+
+    def left(self, plan: JSON) -> Meta | None:
+        """Return what an earlier run wrote and did not publish."""
+        return None
+
+    def published(self, meta: Meta) -> Meta:
+        """Return the meta of the store after a writer published `meta`."""
+        return meta
+
+
+class Growing(Plain):
+    """A new member of a versioned store.
+
+    The name of a member is a hash of what it is made of. So a run that was killed is repeated by the same call: it goes on
+    with the member that it finds, and what is there already is not added again.
+    """
+
+    resumes = True
+
+    def __init__(self, folder: VersionFolder, message: str = "") -> None:
+        self.folder, self.message = folder, message
+        self._base = last_version(folder)
+        self._attrs: Mapping[str, JSON] = {}
+        super().__init__(folder.url)
+
+    def fitted(self, rows: Rows) -> Rows:
+        # docstring inherited
+        self._attrs = rows.attrs
+        base = self._base
+        if base is None:
+            return rows
+        given: Any = SimpleNamespace(url="the source", meta=Meta("", "", 0, "", rows.fields, rows.attrs))
+        stored: Any = SimpleNamespace(url=self.folder.url, meta=base.meta(""))
+        alike([stored, given])
+        classes, numbers = join_classes([stored, given])
+        self._attrs = {**rows.attrs, **base.attrs, **({} if classes is None else {"classes": classes})}
+        return replace(rows, attrs=self._attrs, finish=_renumbered(rows, numbers.get(1)))
+
+    def left(self, plan: JSON) -> Meta | None:
+        # docstring inherited
+        self._name = xxhash.xxh3_128_hexdigest(canonical_json(plan).encode())[:16] + SUFFIXES[self.folder.engine]
+        self.url = file_url(self.folder.engine, self.folder.member_path(self._name))
+        for member in () if self._base is None else self._base.members:
+            if member.name == self._name:
+                raise StoreExistsError(
+                    f"{self.folder.url} has these records already, as the member {member.name}: nothing was added"
+                )
+        if not os.path.exists(self.folder.member_path(self._name)):
+            return None
+        return member_of(self.folder, self._name)[1]
+
+    def published(self, meta: Meta) -> Meta:
+        # docstring inherited
+        member, _ = member_of(self.folder, self._name)
+
+        def make(base: Version | None) -> Version:
+            if base is None:
+                return next_version(
+                    self.folder, None, [member], "append", fields=meta.fields, attrs=meta.attrs,
+                    changes={"appended": member.kept}, message=self.message,
+                )  # fmt: skip
+            twin = next((each for each in base.members if each.name == member.name), None)
+            if twin is not None:  # another process was given the same source
+                raise StoreExistsError(f"{self.folder.url} has these records already: nothing was added")
+            attrs = _longer(base.attrs, meta.attrs)
+            if attrs is None:
+                raise conflict(self.folder, "append")
+            return next_version(
+                self.folder, base, [*base.members, member], "append", attrs=attrs,
+                changes={"appended": member.kept}, message=self.message,
+            )  # fmt: skip
+
+        version = publish(self.folder, make)
+        own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
+        return Meta(
+            **{
+                **own,
+                **{
+                    "id": version.id,
+                    "count": version.count,
+                    "attrs": version.attrs,
+                    "build": f"version {version.number}",
+                },
+            }
+        )
+
+
+def _renumbered(rows: Rows, numbers: ClassNumbers | None) -> Callable[[Record], Record] | None:
+    """Return what finishes the records of rows, with the class numbers of the store."""
+    if numbers is None:
+        return rows.finish
+
+    def finish(values: Record) -> Record:
+        try:
+            return numbers.record(values if rows.finish is None else rows.finish(values))
+        except ValueError as error:
+            raise BadItem(str(error)) from None
+
+    return finish
+
+
+def _longer(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
+    """Return the attributes of two versions of which one has more classes at the end; None if they differ otherwise."""
+    first, second = one.get("classes"), other.get("classes")
+    rest = [{name: value for name, value in each.items() if name != "classes"} for each in (one, other)]
+    if rest[0] != rest[1]:
+        return None
+    if isinstance(first, list) and isinstance(second, list):
+        shorter, longer = sorted((first, second), key=len)
+        return {**one, "classes": longer} if longer[: len(shorter)] == shorter else None
+    return one if first == second else None
+
+
+def target_of(url: str, message: str = "", *, append: bool = False) -> Plain:
+    """Return where `url` is written.
+
+    Raises
+    ------
+    StoreExistsError
+        A versioned store is there, and nothing says that it may grow.
+    ConfigError
+        The store cannot grow.
+    """
+    folder = version_folder(StoreURL.parse(url))
+    if folder is None:
+        if append:
+            raise ConfigError(
+                f"{url} names one store, which never changes: append to a versioned store, whose URL ends in a slash, as in "
+                "lmdb://data/train/; `storeds merge` makes one of stores that are there"
+            )
+        return Plain(url)
+    growing = Growing(folder, message)
+    if growing._base is not None and not append:
+        raise StoreExistsError(f"{folder.url} exists; `storeds append` (storeds.append) adds records to it")
+    return growing
