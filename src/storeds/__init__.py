@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from storeds.loaders.iterable import StoreIterable as StoreIterable
     from storeds.loaders.loader import StoreLoader as StoreLoader
     from storeds.loaders.sampler import EpochSampler as EpochSampler
+    from storeds.ops import append as append
     from storeds.ops import convert as convert
+    from storeds.ops import edit as edit
     from storeds.ops import export as export
     from storeds.ops import info as info
     from storeds.ops import pack as pack
@@ -65,11 +67,13 @@ __all__ = [
     "StoreLoader",
     "StoreMixture",
     "Writer",
+    "append",
     "build_dataset",
     "build_loader",
     "collate",
     "collate_detection",
     "convert",
+    "edit",
     "errors",
     "export",
     "info",
@@ -105,7 +109,7 @@ __getattr__ = export_lazily(
         "loaders.iterable": ("StoreIterable",),
         "loaders.loader": ("StoreLoader",),
         "loaders.sampler": ("EpochSampler",),
-        "ops": ("convert", "export", "info", "pack", "repair", "show", "stats", "verify"),
+        "ops": ("append", "convert", "edit", "export", "info", "pack", "repair", "show", "stats", "verify"),
         "readers.patches": ("stitch",),
     },
 )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-import xxhash
 
-from storeds._utils.files import os_failure
 from storeds._utils.settings import Settings
+from storeds.backends.keyed_tables import is_parquet, read_table
 from storeds.backends.overlay import Overlay
-from storeds.errors import ConfigError, StoreNotFoundError, UnavailableError, suggest
+from storeds.errors import ConfigError, UnavailableError, suggest
 from storeds.protocols import Array, Backend, Field
 from storeds.records.columns import column_of, read_column
 from storeds.records.index import Index
@@ -27,7 +23,6 @@ from storeds.values.text import values_of_cells
 __all__ = ["Join", "JoinedView"]
 
 _LISTED = 3  # keys in a message
-_PARQUET = (".parquet", ".pq")
 _Rows: TypeAlias = tuple[Array, dict[str, Array], dict[str, Field]]
 """The positions of the records with a row; field → its value for each of them; field → its declaration."""
 
@@ -81,7 +76,7 @@ class _Found:
 
     def __init__(self, backend: Backend, join: Join) -> None:
         self._backend, self._join = backend, join
-        self.digest, table = _read(join.path)
+        self.digest, table = read_table(join.path, "join")
         self._kept: _Rows | None = self._match(table)
         self.fields: dict[str, Field] = self._kept[2]
 
@@ -104,7 +99,7 @@ class _Found:
     def _rows(self) -> _Rows:
         # Not functools.cached_property: up to Python 3.11 all instances share a lock, which a fork may copy locked.
         if self._kept is None:
-            digest, table = _read(self._join.path)
+            digest, table = read_table(self._join.path, "join")
             if digest != self.digest:
                 raise UnavailableError(
                     f"join: {self._join.path} was replaced while in use or changed; open the store again"
@@ -158,7 +153,7 @@ class _Found:
     ) -> tuple[Field, Array]:
         """Return a field, and its value in some rows."""
         where, (_, key) = f"join: column {column!r} of {self._join.path}", self._join.key()
-        values = table[column] if _is_parquet(self._join.path) else values_of_cells(table[column])
+        values = table[column] if is_parquet(self._join.path) else values_of_cells(table[column])
         for row in rows:
             if values[row] is None:
                 raise ConfigError(
@@ -170,46 +165,6 @@ class _Found:
         by_row = iter(fitted)
         stored = [None if value is None else next(by_row) for value in values]
         return field, column_of(field, [stored[row] for row in rows])
-
-
-def _is_parquet(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in _PARQUET
-
-
-def _read(path: str) -> tuple[str, dict[str, list[Any]]]:
-    """Return the digest of a file, and the columns of the table in it; the cells of CSV are texts, as written."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise StoreNotFoundError(f"join: there is no file {path}") from None
-    except OSError as error:
-        raise os_failure(path, "read", error) from None
-    return xxhash.xxh3_128_hexdigest(data), (_of_parquet if _is_parquet(path) else _of_csv)(path, data)
-
-
-def _of_parquet(path: str, data: bytes) -> dict[str, list[Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ConfigError(f"join: {path} needs pyarrow ({error}): pip install 'storeds[hf]'") from None
-    try:
-        found: dict[str, list[Any]] = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pydict()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"join: {path} is not a Parquet file: {error}") from None
-    return found
-
-
-def _of_csv(path: str, data: bytes) -> dict[str, list[Any]]:
-    try:
-        header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
-    except (ValueError, csv.Error) as error:
-        raise ConfigError(f"join: {path} is not a CSV file with a header: {error}") from None
-    for number, row in enumerate(rows):
-        if len(row) != len(header):
-            raise ConfigError(f"join: row {number + 1} of {path} has {len(row)} cells, and the header {len(header)}")
-    if len({*header}) < len(header):
-        raise ConfigError(f"join: {path} has two columns of one name: {', '.join(header)}")
-    return {name: [row[at] for row in rows] for at, name in enumerate(header)}
 
 
 class JoinedView(Overlay):

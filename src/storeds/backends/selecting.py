@@ -20,7 +20,7 @@ from storeds._utils.settings import Settings
 from storeds._utils.text import counted, some
 from storeds.backends.view import View
 from storeds.errors import ConfigError, StoreNotFoundError, suggest
-from storeds.protocols import Array, Backend
+from storeds.protocols import Array, Backend, Meta
 from storeds.records.classes import stored_classes
 from storeds.records.columns import check_one_value, read_column
 from storeds.records.conditions import Condition
@@ -237,22 +237,21 @@ class Conditions:
 def matching(backend: Backend, condition: Condition) -> Array:
     """Return which records of a backend meet a condition, bool; reads only the columns that it names."""
     columns = {name: read_column(backend, name) for name in condition.fields}
-    meta = backend.meta
+    return condition.mask(columns.__getitem__, backend.meta.fields, partial(classes_of, backend.meta))
 
-    def classes(name: str) -> Sequence[str] | None:
-        has_classes = (
-            name == "label" or isinstance(meta.attrs.get("classes"), Mapping) or meta.fields[name].role == "label"
-        )
-        return stored_classes(meta.attrs, name) if has_classes else None
 
-    return condition.mask(columns.__getitem__, meta.fields, classes)
+def classes_of(meta: Meta, name: str) -> Sequence[str] | None:
+    """Return the names of the classes whose numbers a field holds; None for any other field."""
+    field = meta.fields.get(name)
+    if field is None or field.kind != "int":
+        return None
+    is_label = name == "label" or field.role == "label" or isinstance(meta.attrs.get("classes"), Mapping)
+    return stored_classes(meta.attrs, name) if is_label else None
 
 
 def _class_numbers(backend: Backend, name: str, wanted: Any) -> Any:
     """Return the accepted values of a field, with the numbers of classes for their names."""
-    fields, attrs = backend.meta.fields, backend.meta.attrs
-    has_classes = name in fields and (name == "label" or isinstance(attrs.get("classes"), Mapping))
-    classes = stored_classes(attrs, name) if has_classes and fields[name].kind == "int" else None
+    classes = classes_of(backend.meta, name)
     if isinstance(wanted, (list, tuple, set, frozenset)):
         return [_class_number(name, value, classes or ()) for value in wanted]
     return _class_number(name, wanted, classes or ())

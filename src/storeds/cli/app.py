@@ -95,7 +95,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 Resume = Annotated[bool, typer.Option("--resume", help="Continue interrupted work.")]
 CommitEvery = Annotated[int, typer.Option("--commit-every", help="Records per durable batch.")]
 
-MAKE, LOOK, TRAIN, MORE = "Make", "Look", "Train", "More"
+MAKE, GROW, LOOK, TRAIN, MORE = "Make", "Grow", "Look", "Train", "More"
 """The panels of ``storeds --help``, in the order in which their modules are imported."""
 app.add_typer(config_app, name="config", rich_help_panel=TRAIN)
 _CODES = {

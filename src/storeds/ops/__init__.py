@@ -1,4 +1,4 @@
-"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, show, bench.
+"""Operations on whole stores: pack, convert, export, verify, repair, info, stats, show, bench; those that make stores grow.
 
 Each has its own module or package, named with a gerund because `storeds.ops.verify` is the function. Those that make a
 store share `copy`. Each name loads its module on first use, so that `storeds --help` is quick.
@@ -13,9 +13,11 @@ from storeds.registry import export_lazily
 if TYPE_CHECKING:
     from storeds.ops.benchmarking import BenchReport, Measurement, bench
     from storeds.ops.copying import Converted, RepairReport, convert, repair
+    from storeds.ops.editing import edit, log, rollback
     from storeds.ops.exporting import Exported, export
     from storeds.ops.inspecting import Info, info
-    from storeds.ops.packing import Packed, pack
+    from storeds.ops.members import Cleaned, clean, compact, merge
+    from storeds.ops.packing import Packed, append, pack
     from storeds.ops.progress import Progress, ProgressHook
     from storeds.ops.showing import Page, show
     from storeds.ops.statistics import Stats, stats
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BenchReport",
+    "Cleaned",
     "Converted",
     "Exported",
     "Finding",
@@ -35,12 +38,19 @@ __all__ = [
     "RepairReport",
     "Report",
     "Stats",
+    "append",
     "bench",
+    "clean",
+    "compact",
     "convert",
+    "edit",
     "export",
     "info",
+    "log",
+    "merge",
     "pack",
     "repair",
+    "rollback",
     "show",
     "stats",
     "verify",
@@ -57,9 +67,11 @@ __getattr__ = export_lazily(
         "benchmarking": ("BenchReport", "Measurement", "bench"),
         "progress": ("Progress", "ProgressHook"),
         "copying": ("Converted", "RepairReport", "convert", "repair"),
+        "editing": ("edit", "log", "rollback"),
         "exporting": ("Exported", "export"),
         "inspecting": ("Info", "info"),
-        "packing": ("Packed", "pack"),
+        "members": ("Cleaned", "clean", "compact", "merge"),
+        "packing": ("Packed", "append", "pack"),
         "showing": ("Page", "show"),
         "statistics": ("Stats", "stats"),
         "verifying": ("Finding", "Report", "verify"),

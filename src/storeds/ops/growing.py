@@ -29,9 +29,28 @@ from storeds.protocols import JSON, Meta, Record
 from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import ContentHash
 
-__all__ = ["Growing", "Plain", "conflict", "last_version", "member_of", "next_version", "publish", "target_of"]
+__all__ = [
+    "Plain",
+    "conflict",
+    "folder_of",
+    "last_version",
+    "longer",
+    "member_of",
+    "next_version",
+    "publish",
+    "target_of",
+    "with_member",
+]
 
 _TRIES = 1000
+
+
+def folder_of(url: str | os.PathLike[str]) -> VersionFolder:
+    """Return the folder of a versioned store; raises ConfigError for any other URL."""
+    folder = version_folder(StoreURL.parse(url))
+    if folder is None:
+        raise ConfigError(f"{os.fspath(url)} is no versioned store: its URL ends in a slash, as in lmdb://data/train/")
+    return folder
 
 
 def last_version(folder: VersionFolder) -> Version | None:
@@ -105,6 +124,34 @@ def member_of(folder: VersionFolder, name: str) -> tuple[Member, Meta]:
     return member, meta
 
 
+def with_member(
+    folder: VersionFolder, base: Version | None, member: Member, meta: Meta, action: str, message: str
+) -> Version:
+    """Return the version that has one more member than `base`.
+
+    Raises
+    ------
+    StoreExistsError
+        It has the member already, or classes that are not those of the member.
+    FormatError
+        The member has other fields.
+    """
+    changes = {"added": member.kept}
+    if base is None:
+        own = {"fields": meta.fields, "attrs": meta.attrs}
+        return next_version(folder, None, [member], action, changes=changes, message=message, **own)
+    if any(each.name == member.name for each in base.members):
+        raise StoreExistsError(f"{folder.url} has the member {member.name} already: nothing was added")
+    stored: Any = [SimpleNamespace(url=folder.url, meta=base.meta("")), SimpleNamespace(url=member.name, meta=meta)]
+    alike(stored)
+    lacks = tuple(name for name in base.fields if name not in meta.fields)
+    attrs = longer(base.attrs, meta.attrs)
+    if attrs is None:
+        raise conflict(folder, action)
+    members = [*base.members, replace(member, lacks=lacks)]
+    return next_version(folder, base, members, action, attrs=attrs, changes=changes, message=message)
+
+
 class Plain:
     """A store that is written as a whole."""
 
@@ -173,21 +220,7 @@ class Growing(Plain):
         member, _ = member_of(self.folder, self._name)
 
         def make(base: Version | None) -> Version:
-            if base is None:
-                return next_version(
-                    self.folder, None, [member], "append", fields=meta.fields, attrs=meta.attrs,
-                    changes={"appended": member.kept}, message=self.message,
-                )  # fmt: skip
-            twin = next((each for each in base.members if each.name == member.name), None)
-            if twin is not None:  # another process was given the same source
-                raise StoreExistsError(f"{self.folder.url} has these records already: nothing was added")
-            attrs = _longer(base.attrs, meta.attrs)
-            if attrs is None:
-                raise conflict(self.folder, "append")
-            return next_version(
-                self.folder, base, [*base.members, member], "append", attrs=attrs,
-                changes={"appended": member.kept}, message=self.message,
-            )  # fmt: skip
+            return with_member(self.folder, base, member, meta, "append", self.message)
 
         version = publish(self.folder, make)
         own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
@@ -218,7 +251,7 @@ def _renumbered(rows: Rows, numbers: ClassNumbers | None) -> Callable[[Record], 
     return finish
 
 
-def _longer(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
+def longer(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
     """Return the attributes of two versions of which one has more classes at the end; None if they differ otherwise."""
     first, second = one.get("classes"), other.get("classes")
     rest = [{name: value for name, value in each.items() if name != "classes"} for each in (one, other)]

@@ -28,6 +28,10 @@ __all__ = ["SUFFIXES", "Leftover", "VersionFolder"]
 SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5"}
 _VERSION = re.compile(r"(\d{8})\.json")
 _FRESH = ".{}.fresh"
+# Names that storeds gives, of members and their unfinished writes, columns, versions, and files that have no name yet.
+_OURS = re.compile(
+    r"^\.?([0-9a-f]{16}|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
+)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -107,6 +111,13 @@ class VersionFolder:
             sync_path(self._versions)
         return True
 
+    def published(self, number: int) -> float:
+        """Return when a version was published, in seconds."""
+        try:
+            return os.stat(self._version(number)).st_mtime
+        except OSError as error:
+            raise os_failure(self.url, "looked at", error) from None
+
     # --- Columns ---
 
     def put(self, column: Array) -> str:
@@ -178,17 +189,24 @@ class VersionFolder:
         """Return the path of a member."""
         return os.path.join(self.members, name)
 
-    def leftovers(self, names: set[str], columns: set[str], numbers: set[int]) -> Iterator[Leftover]:
-        """Yield each file that is none of these members, columns and versions."""
+    def leftovers(self, names: set[str], columns: set[str], numbers: set[int], former: set[str]) -> Iterator[Leftover]:
+        """Yield each file of a store that is none of these members, columns and versions.
+
+        A member is of the store if it has a name that storeds gives, or is one of the `former` members. Any other file in the
+        folder is its owner's.
+        """
         wanted = {self.member_path(name) for name in names} | {self.column_path(name) for name in columns}
         wanted |= {self._version(number) for number in numbers}
         for folder in (self.members, os.path.join(self.path, "columns"), self._versions):
             for root, _, files in os.walk(folder):
-                for path in (os.path.join(root, file) for file in files):
-                    if path not in wanted:
+                for file in files:
+                    path = os.path.join(root, file)
+                    is_ours = _OURS.search(os.path.relpath(path, folder)) is not None or file in former
+                    if path not in wanted and is_ours:
                         with contextlib.suppress(FileNotFoundError):
                             status = os.stat(path)
-                            yield Leftover(Path(path), status.st_size, status.st_mtime)
+                            # A file that was moved here is as young as its move.
+                            yield Leftover(Path(path), status.st_size, max(status.st_mtime, status.st_ctime))
 
 
 def _write(path: str, data: bytes | memoryview) -> None:

@@ -1,0 +1,166 @@
+"""Brings stores into a versioned store as members, makes one of them all, and removes what no version needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from storeds._utils.urls import file_path
+from storeds.backends.opening import scheme_of
+from storeds.backends.staging import reporting
+from storeds.backends.versions.document import Version
+from storeds.backends.versions.folder import SUFFIXES, Leftover, VersionFolder
+from storeds.errors import ConfigError, FormatError, StoreExistsError
+from storeds.ops.growing import conflict, folder_of, member_of, next_version, publish, with_member
+from storeds.ops.packing import append, pack
+from storeds.ops.progress import ProgressHook
+
+__all__ = ["Cleaned", "clean", "compact", "merge"]
+
+
+def merge(
+    url: str | os.PathLike[str], *others: str | os.PathLike[str], move: bool = False, message: str = ""
+) -> Version:
+    """Add native stores to a versioned store as members; a missing one is created.
+
+    Parameters
+    ----------
+    url : str
+        Of a versioned store.
+    *others : str or path
+        Native stores of the same engine, with the same fields. Those in its folder ``members`` become members as they are;
+        others are copied as by `append`, or moved there with `move`. A member that is not copied has the classes of the store,
+        or some of them or more in the same order.
+    move : bool
+        Rename the other stores into the folder: nothing is copied, and they are no longer where they were.
+    message : str
+        For `log`.
+
+    Raises
+    ------
+    ConfigError
+        A store is of another engine, or its classes have other numbers.
+    FormatError
+        A store is not native, or has other fields.
+    RecordError
+        A record of a store is bad: all are read for their checksums.
+    StoreExistsError
+        A store is a member already.
+    """
+    folder = folder_of(url)
+    version: Version | None = None
+    for other in others:
+        path = file_path(os.fspath(other))[0]
+        if scheme_of(path, writing=False) != folder.engine:
+            raise ConfigError(f"{path} is no store of {folder.engine}: `storeds append` copies it into {folder.url}")
+        is_inside = os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder.members)
+        if is_inside or move:
+            version = _take(folder, path, is_inside=is_inside, message=message)
+        else:
+            append(url, path, message=message)
+            version = Version.from_text(folder.text(), folder.url)
+    if version is None:
+        raise ConfigError(f"{folder.url}: name at least one store to merge")
+    return version
+
+
+def _take(folder: VersionFolder, path: str, *, is_inside: bool, message: str) -> Version:
+    name = os.path.basename(path)
+    if not is_inside:
+        name = os.path.splitext(name)[0] + SUFFIXES[folder.engine]
+        target = folder.member_path(name)
+        if os.path.lexists(target):
+            raise StoreExistsError(f"{target} exists: rename {path}, then merge it")
+        with reporting(target, Path(folder.path)):
+            os.makedirs(folder.members, exist_ok=True)
+            os.rename(path, target)
+    member, meta = member_of(folder, name)
+
+    def make(base: Version | None) -> Version:
+        return with_member(folder, base, member, meta, "merge", message)
+
+    return publish(folder, make)
+
+
+def compact(url: str | os.PathLike[str], *, message: str = "", progress: ProgressHook | None = None) -> Version:
+    """Copy the records of the last version into one new member, and publish a version of it alone, with the same id.
+
+    Raises
+    ------
+    StoreExistsError
+        Another process has published a version meanwhile.
+    FormatError
+        The copy has another id: a member is damaged in a way that no checksum of a record shows.
+    """
+    folder = folder_of(url)
+    base = Version.from_text(folder.text(), folder.url)
+    name = f"version-{base.number:08}{SUFFIXES[folder.engine]}"
+    target = f"{folder.engine}://{folder.member_path(name)}"
+    if not os.path.exists(folder.member_path(name)):
+        pack(f"{folder.url}?version={base.number}", target, resume=True, progress=progress)
+    member, meta = member_of(folder, name)
+    if meta.id != base.id:
+        raise FormatError(
+            f"{target} is no copy of version {base.number} of {folder.url}: remove it, and run storeds verify"
+        )
+    changes = {"members before": len(base.members)}
+    version = next_version(folder, base, [member], "compact", changes=changes, message=message)
+    if not folder.publish(version.number, version.to_text()):
+        raise conflict(folder, "compact")
+    return version
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What `clean` removes, or has removed.
+
+    Attributes
+    ----------
+    versions : list of int
+        Their numbers.
+    files : list of Leftover
+    done : bool
+    """
+
+    versions: list[int]
+    files: list[Leftover]
+    done: bool
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(each.size for each in self.files)
+
+
+def clean(url: str | os.PathLike[str], *, older_than: float = 30 * 86400, yes: bool = False) -> Cleaned:
+    """Remove versions of a store that are older, and files that no kept version needs; the last version always stays.
+
+    Parameters
+    ----------
+    url : str
+        Of a versioned store.
+    older_than : float
+        Seconds. Younger versions and files stay: a file may belong to a version that is about to be published. Whoever trains
+        from a version that is removed gets `UnavailableError`.
+    yes : bool
+        By default nothing is removed, and the result says what would be.
+    """
+    folder = folder_of(url)
+    if not older_than >= 0:
+        raise ConfigError(f"older_than is a number of seconds, not {older_than!r}")
+    before = time.time() - older_than
+    numbers = folder.numbers()
+    versions = {number: Version.from_text(folder.text(number), folder.url) for number in numbers}
+    gone = [number for number in numbers[:-1] if folder.published(number) < before]
+    kept = [version for number, version in versions.items() if number not in gone]
+    names = {member.name for version in kept for member in version.members}
+    former = {member.name for version in versions.values() for member in version.members}
+    columns = {name for version in kept for member in version.members for name in member.files}
+    files = [each for each in folder.leftovers(names, columns, {*numbers} - {*gone}, former) if each.time < before]
+    if yes:
+        # Versions first: what a version needs is there as long as the version is.
+        for each in sorted(files, key=lambda each: each.path.suffix != ".json"):
+            each.path.unlink(missing_ok=True)
+    return Cleaned(gone, files, yes)
