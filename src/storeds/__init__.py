@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from storeds import errors
-from storeds.protocols import Backend, Decoder, Field, Meta, Reader, ReaderSpec, Record, SampleContext, Writer
+from storeds.protocols import Backend, Field, Meta, Reader, Record, SampleContext, Writer
 from storeds.registry import (
     export_lazily,
     register_backend,
@@ -53,12 +53,10 @@ __all__ = [
     "Backend",
     "Config",
     "DatasetSettings",
-    "Decoder",
     "EpochSampler",
     "Field",
     "Meta",
     "Reader",
-    "ReaderSpec",
     "Record",
     "SampleContext",
     "Skipped",

@@ -8,6 +8,7 @@ from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows, 
 from storeds.backends.store import Store
 from storeds.backends.writer import Sink
 from storeds.errors import appeared
+from storeds.protocols import Decoder, ReaderSpec
 from storeds.records.codec import Seals, checksum
 from storeds.records.columns import column_from_records
 from storeds.records.fields import fields_from_json, fields_to_json, parse_fields
@@ -19,10 +20,12 @@ from storeds.redaction import redact, redact_message
 __all__ = [
     "POOL",
     "BackendOptions",
+    "Decoder",
     "Engine",
     "Fault",
     "Opener",
     "RawStore",
+    "ReaderSpec",
     "Rows",
     "Seals",
     "Sink",

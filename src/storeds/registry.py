@@ -280,7 +280,7 @@ def register_layout(backend: str, name: str, target: Any, *, needs: str = "", cl
 
 
 def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which returns a `storeds.ReaderSpec`.
+    """Make ``StoreDataset(reader=name)`` use ``target(**options)``, which returns a `storeds.plugins.ReaderSpec`.
 
     If the user names the elements of samples, these are its argument ``fields``.
     """
@@ -288,7 +288,7 @@ def register_reader(name: str, target: Callable[..., Any] | str, *, needs: str =
 
 
 def register_decoder(name: str, target: Callable[..., Any] | str, *, needs: str = "", clobber: bool = False) -> None:
-    """Make ``decode=name`` use `target`, which implements `storeds.Decoder`."""
+    """Make ``decode=name`` use `target`, which implements `storeds.plugins.Decoder`."""
     DECODERS.add(name, target, needs=needs, clobber=clobber)
 
 

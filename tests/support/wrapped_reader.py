@@ -13,7 +13,7 @@ __all__ = ["WrappedReader"]
 
 @dataclass(frozen=True)
 class WrappedReader:
-    """What `storeds.Reader` and `storeds.ReaderSpec` ask for, and nothing else."""
+    """What `storeds.Reader` and `storeds.plugins.ReaderSpec` ask for, and nothing else."""
 
     spec: Any
     inner: Any = None

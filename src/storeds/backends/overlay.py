@@ -60,30 +60,33 @@ class Overlay(View):
         return self._with_own(super().get_parts(positions, choose, self._stored(names)), positions, names)
 
     def _stored(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in self.own.fields]
+        """Return what to read for these fields: also stored values that others replace, since records then keep their order."""
+        has_stored = any(name not in self.own.fields for name in names)
+        return [name for name in names if name in self.stores[0].meta.fields] if has_stored else []
 
     def _with_own(
         self, found: list[Record | RecordError], positions: Sequence[int], names: Sequence[str]
     ) -> list[Record | RecordError]:
-        """Return records with the values of the table among their fields, in the order of `names`."""
+        """Return records with the values of the columns among their fields, in the order of `names`."""
         at = np.asarray(positions, np.int64)
-        values = {name: self.own.columns[name][at].tolist() for name in self._own(names)}
-        return [
-            record
-            if isinstance(record, RecordError)
-            else {name: values[name][number] if name in values else record[name] for name in names}
-            for number, record in enumerate(found)
-        ]
+        own = {name: self.own.columns[name][at].tolist() for name in names if name in self.own.fields}
+        is_ordered = [*dict.fromkeys((*self._stored(names), *own))] == [*names]
+        for number, record in enumerate(found):
+            if not isinstance(record, RecordError):
+                for name, values in own.items():
+                    record[name] = values[number]
+                if not is_ordered:
+                    found[number] = {name: record[name] for name in names}
+        return found
 
     def get_arrays(self, positions: Sequence[int], /, fields: Sequence[str] | None = None) -> dict[str, Array]:
         # docstring inherited
         names, at = stackable(self, fields), self._checked(positions)
-        own, found = self._own(names), dict[str, Array]()
-        stored = self._stored(names)
+        found = dict[str, Array]()
+        stored = [name for name in names if name not in self.own.fields]
         if stored:
             found = read_arrays(self.stores[0], self._in_stores(at), stored)  # type: ignore[arg-type]  # typed as a Sequence, which ndarray is not for mypy
-        found |= {name: self.own.columns[name][at] for name in own}
-        return {name: found[name] for name in names}
+        return {name: self.own.columns[name][at] if name in self.own.fields else found[name] for name in names}
 
     def column(self, name: str, /) -> Array:
         # docstring inherited
@@ -99,6 +102,3 @@ class Overlay(View):
         own = {name: wanted for name, wanted in checked.items() if name in self.own.fields}
         found = positions_by_columns(self, own)
         return np.intersect1d(found, super().select(stored), assume_unique=True) if stored else found
-
-    def _own(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name in self.own.fields]

@@ -222,7 +222,7 @@ class _Change:
         for key, value in of_key.items():
             try:
                 read = _of_cell(field, value) if are_cells and value not in (classes or ()) else value
-                given.append(canonical_value(field, read if classes is None else _class_number(read, classes)))
+                given.append(canonical_value(field, read if classes is None else _class_number(field, read, classes)))
             except (ValueError, TypeError, OverflowError) as error:
                 raise ConfigError(
                     f"set: {name!r} ({field.kind}) of {key!r} refuses {preview(value)}: {error}"
@@ -309,13 +309,14 @@ def _of_cell(field: Field, text: str) -> Any:
     return text if field.kind == "str" else value
 
 
-def _class_number(value: Any, classes: Sequence[str]) -> Any:
+def _class_number(field: Field, value: Any, classes: Sequence[str]) -> Any:
     """Return the number of a class that is given by name or number; raises ValueError if there is none."""
     if isinstance(value, str):
         if value not in classes:
             raise ValueError(suggest(value, classes, "classes"))
         return classes.index(value)
-    if isinstance(value, int) and value >= len(classes):
+    least = 0 if field.role is not None else value  # without a role, negative numbers are no class
+    if isinstance(value, int) and not least <= value < len(classes):
         raise ValueError(f"there are {len(classes)} classes, with the numbers from 0")
     return value
 

@@ -34,12 +34,11 @@ __all__ = [
     "conflict",
     "folder_of",
     "last_version",
-    "longer",
     "member_of",
     "next_version",
     "publish",
     "target_of",
-    "with_member",
+    "with_members",
 ]
 
 _TRIES = 1000
@@ -124,32 +123,41 @@ def member_of(folder: VersionFolder, name: str) -> tuple[Member, Meta]:
     return member, meta
 
 
-def with_member(
-    folder: VersionFolder, base: Version | None, member: Member, meta: Meta, action: str, message: str
+def with_members(
+    folder: VersionFolder, base: Version | None, added: Sequence[tuple[Member, Meta]], action: str, message: str
 ) -> Version:
-    """Return the version that has one more member than `base`.
+    """Return the version that has more members than `base`.
 
     Raises
     ------
     StoreExistsError
-        It has the member already, or classes that are not those of the member.
+        It has one of them already, or classes that are not those of the members.
     FormatError
-        The member has other fields.
+        A member has other fields.
     """
-    changes = {"added": member.kept}
-    if base is None:
-        own = {"fields": meta.fields, "attrs": meta.attrs}
-        return next_version(folder, None, [member], action, changes=changes, message=message, **own)
-    if any(each.name == member.name for each in base.members):
-        raise StoreExistsError(f"{folder.url} has the member {member.name} already: nothing was added")
-    stored: Any = [SimpleNamespace(url=folder.url, meta=base.meta("")), SimpleNamespace(url=member.name, meta=meta)]
-    alike(stored)
-    lacks = tuple(name for name in base.fields if name not in meta.fields)
-    attrs = longer(base.attrs, meta.attrs)
-    if attrs is None:
-        raise conflict(folder, action)
-    members = [*base.members, replace(member, lacks=lacks)]
-    return next_version(folder, base, members, action, attrs=attrs, changes=changes, message=message)
+    members = list(base.members) if base is not None else []
+    first = added[0][1] if base is None else base.meta("")
+    attrs = first.attrs
+    alike([SimpleNamespace(url=folder.url, meta=first), *(SimpleNamespace(url=m.name, meta=meta) for m, meta in added)])  # type: ignore[list-item]
+    names = {member.name for member in members}
+    for member, meta in added:
+        if member.name in names:
+            raise StoreExistsError(f"{folder.url} has the member {member.name} already: nothing was added")
+        together = _together(attrs, meta.attrs)
+        if together is None and action == "append":  # the classes were fitted to an older version
+            raise conflict(folder, action)
+        if together is None:
+            raise ConfigError(
+                f"{member.name} and {folder.url} number their classes differently; `storeds append` copies it, by the names"
+            )
+        attrs = together
+        lacks = tuple(name for name in first.fields if name not in meta.fields)
+        members.append(replace(member, lacks=lacks))
+        names.add(member.name)
+    changes = {"added": sum(member.kept for member, _ in added)}
+    return next_version(
+        folder, base, members, action, fields=first.fields, attrs=attrs, changes=changes, message=message
+    )
 
 
 class Plain:
@@ -220,7 +228,7 @@ class Growing(Plain):
         member, _ = member_of(self.folder, self._name)
 
         def make(base: Version | None) -> Version:
-            return with_member(self.folder, base, member, meta, "append", self.message)
+            return with_members(self.folder, base, [(member, meta)], "append", self.message)
 
         version = publish(self.folder, make)
         own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
@@ -251,16 +259,17 @@ def _renumbered(rows: Rows, numbers: ClassNumbers | None) -> Callable[[Record], 
     return finish
 
 
-def longer(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
-    """Return the attributes of two versions of which one has more classes at the end; None if they differ otherwise."""
+def _together(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
+    """Return the attributes of a store that grows; None if its classes have other numbers. Attributes that it has stay."""
     first, second = one.get("classes"), other.get("classes")
-    rest = [{name: value for name, value in each.items() if name != "classes"} for each in (one, other)]
-    if rest[0] != rest[1]:
-        return None
     if isinstance(first, list) and isinstance(second, list):
-        shorter, longer = sorted((first, second), key=len)
-        return {**one, "classes": longer} if longer[: len(shorter)] == shorter else None
-    return one if first == second else None
+        shorter, classes = sorted((first, second), key=len)
+        is_same = classes[: len(shorter)] == shorter
+    else:
+        classes, is_same = first, first == second
+    if not is_same:
+        return None
+    return {**other, **one, **({} if classes is None else {"classes": classes})}
 
 
 def target_of(url: str, message: str = "", *, append: bool = False) -> Plain:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storeds._utils.urls import file_path
 from storeds.backends.opening import scheme_of
 from storeds.backends.staging import reporting
-from storeds.backends.versions.document import Version
+from storeds.backends.versions.document import Member, Version
 from storeds.backends.versions.folder import SUFFIXES, Leftover, VersionFolder
 from storeds.errors import ConfigError, FormatError, StoreExistsError
-from storeds.ops.growing import conflict, folder_of, member_of, next_version, publish, with_member
+from storeds.ops.growing import conflict, folder_of, member_of, next_version, publish, with_members
 from storeds.ops.packing import append, pack
 from storeds.ops.progress import ProgressHook
+from storeds.protocols import Meta
 
 __all__ = ["Cleaned", "clean", "compact", "merge"]
 
@@ -50,38 +52,39 @@ def merge(
         A store is a member already.
     """
     folder = folder_of(url)
-    version: Version | None = None
+    taken: list[tuple[Member, Meta]] = []
+    if not others:
+        raise ConfigError(f"{folder.url}: name at least one store to merge")
     for other in others:
         path = file_path(os.fspath(other))[0]
         if scheme_of(path, writing=False) != folder.engine:
             raise ConfigError(f"{path} is no store of {folder.engine}: `storeds append` copies it into {folder.url}")
         is_inside = os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder.members)
         if is_inside or move:
-            version = _take(folder, path, is_inside=is_inside, message=message)
+            taken.append(member_of(folder, os.path.basename(path) if is_inside else _moved(folder, path)))
         else:
+            _publish(folder, taken, message)
+            taken = []
             append(url, path, message=message)
-            version = Version.from_text(folder.text(), folder.url)
-    if version is None:
-        raise ConfigError(f"{folder.url}: name at least one store to merge")
-    return version
+    _publish(folder, taken, message)
+    return Version.from_text(folder.text(), folder.url)
 
 
-def _take(folder: VersionFolder, path: str, *, is_inside: bool, message: str) -> Version:
-    name = os.path.basename(path)
-    if not is_inside:
-        name = os.path.splitext(name)[0] + SUFFIXES[folder.engine]
-        target = folder.member_path(name)
-        if os.path.lexists(target):
-            raise StoreExistsError(f"{target} exists: rename {path}, then merge it")
-        with reporting(target, Path(folder.path)):
-            os.makedirs(folder.members, exist_ok=True)
-            os.rename(path, target)
-    member, meta = member_of(folder, name)
+def _moved(folder: VersionFolder, path: str) -> str:
+    """Move a store into the folder of members, and return its name there."""
+    name = os.path.splitext(os.path.basename(path))[0] + SUFFIXES[folder.engine]
+    target = folder.member_path(name)
+    if os.path.lexists(target):
+        raise StoreExistsError(f"{target} exists: rename {path}, then merge it")
+    with reporting(target, Path(folder.path)):
+        os.makedirs(folder.members, exist_ok=True)
+        os.rename(path, target)
+    return name
 
-    def make(base: Version | None) -> Version:
-        return with_member(folder, base, member, meta, "merge", message)
 
-    return publish(folder, make)
+def _publish(folder: VersionFolder, taken: Sequence[tuple[Member, Meta]], message: str) -> None:
+    if taken:
+        publish(folder, lambda base: with_members(folder, base, taken, "merge", message))
 
 
 def compact(url: str | os.PathLike[str], *, message: str = "", progress: ProgressHook | None = None) -> Version:
@@ -120,7 +123,8 @@ class Cleaned:
     ----------
     versions : list of int
         Their numbers.
-    files : list of Leftover
+    files : list
+        The path, size and time of each.
     done : bool
     """
 

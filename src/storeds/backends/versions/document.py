@@ -78,11 +78,11 @@ class Version:
         `Meta.id` of the same records in one store.
     fields, attrs
         As in `Meta`.
-    members : tuple of Member
+    members : tuple
         In the order of the records.
     action : str
         ``append``, ``edit``, ``merge``, ``compact`` or ``rollback``.
-    changes : dict of str to int
+    changes : dict
         What it changed → how many records.
     time : str
         ISO 8601, UTC.

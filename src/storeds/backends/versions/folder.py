@@ -32,6 +32,7 @@ _FRESH = ".{}.fresh"
 _OURS = re.compile(
     r"^\.?([0-9a-f]{16}|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
 )
+_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -69,9 +70,9 @@ class VersionFolder:
         """Return the numbers of the versions, ascending; none if there is no such folder."""
         try:
             names = os.listdir(self._versions)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
+            if error.errno in _NOTHING:
+                return []
             raise os_failure(self.url, "listed", error) from None
         return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
 
