@@ -138,7 +138,7 @@ def with_members(
     members = list(base.members) if base is not None else []
     first = added[0][1] if base is None else base.meta("")
     attrs = first.attrs
-    alike([SimpleNamespace(url=folder.url, meta=first), *(SimpleNamespace(url=m.name, meta=meta) for m, meta in added)])  # type: ignore[list-item]
+    alike([SimpleNamespace(url=folder.url, meta=first), *(SimpleNamespace(url=m.name, meta=meta) for m, meta in added)])
     names = {member.name for member in members}
     for member, meta in added:
         if member.name in names:
@@ -263,13 +263,9 @@ def _together(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str
     """Return the attributes of a store that grows; None if its classes have other numbers. Attributes that it has stay."""
     first, second = one.get("classes"), other.get("classes")
     if isinstance(first, list) and isinstance(second, list):
-        shorter, classes = sorted((first, second), key=len)
-        is_same = classes[: len(shorter)] == shorter
-    else:
-        classes, is_same = first, first == second
-    if not is_same:
-        return None
-    return {**other, **one, **({} if classes is None else {"classes": classes})}
+        shorter, longer = sorted((first, second), key=len)
+        return {**other, **one, "classes": longer} if longer[: len(shorter)] == shorter else None
+    return {**other, **one} if first == second else None
 
 
 def target_of(url: str, message: str = "", *, append: bool = False) -> Plain:
