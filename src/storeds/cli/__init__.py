@@ -1,7 +1,7 @@
 """The command ``storeds``.
 
-Make: pack, convert, repair, export. Grow: append, edit, merge, log, rollback, compact, clean. Look: info, head, get, stats,
-show, verify. Train: bench, config. More: formats, plugins, demo.
+Make: pack, convert, repair, export. Grow: append, edit, merge, commit, log, rollback, compact, clean. Look: info, head, get,
+stats, show, verify. Train: bench, config. More: formats, plugins, demo.
 
 Exit codes: 0 success; 1 `verify`, `repair` or `demo` found a problem; 2 wrong usage or config; 3 a store or source is
 missing, exists already or is damaged; 4 an engine is unavailable; 130 interrupted, 143 terminated. Read `app` first.

@@ -73,6 +73,10 @@ def pack(
     option: Annotated[
         list[str] | None, typer.Option("--option", help="An option of the source, name=value: `storeds formats csv`.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(help="Write one part of a versioned store, such as 3/16; `storeds commit` publishes all."),
+    ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -99,6 +103,7 @@ def pack(
             fast_crops=fast_crops,
             sizes=sizes,
             workers=workers,
+            part=part,
             overwrite=overwrite,
             resume=resume,
             commit_every=commit_every,

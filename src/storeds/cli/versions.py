@@ -1,4 +1,4 @@
-"""The commands of versioned stores: append, edit, merge, log, rollback, compact, clean."""
+"""The commands of versioned stores: append, edit, merge, commit, log, rollback, compact, clean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from storeds.ops import OnBad
 if TYPE_CHECKING:
     from storeds.backends.versions.document import Version
 
-__all__ = ["append", "clean", "compact", "edit", "log", "merge", "rollback"]
+__all__ = ["append", "clean", "commit", "compact", "edit", "log", "merge", "rollback"]
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="A versioned store, lmdb://data/train/ with a slash.")]
 Message = Annotated[str, typer.Option("--message", "-m", help="Why, for storeds log.")]
@@ -76,6 +76,12 @@ def merge(
 ) -> None:
     """Make members of stores that are there."""
     _say(ops.merge(url, *other, move=move, message=message), as_json)
+
+
+@command(GROW, "storeds commit lmdb://data/train/")
+def commit(url: Store, message: Message = "", as_json: AsJson = False) -> None:
+    """Publish the parts that `storeds pack --part` has written, when all are there."""
+    _say(ops.commit(url, message=message), as_json)
 
 
 @command(GROW, "storeds log lmdb://data/train/")

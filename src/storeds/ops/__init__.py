@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from storeds.ops.editing import edit, log, rollback
     from storeds.ops.exporting import Exported, export
     from storeds.ops.inspecting import Info, info
-    from storeds.ops.members import Cleaned, clean, compact, merge
+    from storeds.ops.members import Cleaned, clean, commit, compact, merge
     from storeds.ops.packing import Packed, append, pack
     from storeds.ops.progress import Progress, ProgressHook
     from storeds.ops.showing import Page, show
@@ -41,6 +41,7 @@ __all__ = [
     "append",
     "bench",
     "clean",
+    "commit",
     "compact",
     "convert",
     "edit",
@@ -70,7 +71,7 @@ __getattr__ = export_lazily(
         "editing": ("edit", "log", "rollback"),
         "exporting": ("Exported", "export"),
         "inspecting": ("Info", "info"),
-        "members": ("Cleaned", "clean", "compact", "merge"),
+        "members": ("Cleaned", "clean", "commit", "compact", "merge"),
         "packing": ("Packed", "append", "pack"),
         "showing": ("Page", "show"),
         "statistics": ("Stats", "stats"),

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import getpass
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -173,6 +174,10 @@ class Plain:
         """Return the rows as the store has them."""
         return rows
 
+    def share(self, count: int) -> tuple[int, int]:
+        """Return the first of `count` items that it gets, and the end of them."""
+        return 0, count
+
     def left(self, plan: JSON) -> Meta | None:
         """Return what an earlier run wrote and did not publish."""
         return None
@@ -191,8 +196,8 @@ class Growing(Plain):
 
     resumes = True
 
-    def __init__(self, folder: VersionFolder, message: str = "") -> None:
-        self.folder, self.message = folder, message
+    def __init__(self, folder: VersionFolder, message: str = "", part: str | None = None) -> None:
+        self.folder, self.message, self._part = folder, message, None if part is None else _parse_part(part)
         self._base = last_version(folder)
         self._attrs: Mapping[str, JSON] = {}
         super().__init__(folder.url)
@@ -210,9 +215,16 @@ class Growing(Plain):
         self._attrs = {**rows.attrs, **base.attrs, **({} if classes is None else {"classes": classes})}
         return replace(rows, attrs=self._attrs, finish=_renumbered(rows, numbers.get(1)))
 
+    def share(self, count: int) -> tuple[int, int]:
+        # docstring inherited
+        number, of = self._part or (1, 1)
+        return count * (number - 1) // of, count * number // of
+
     def left(self, plan: JSON) -> Meta | None:
         # docstring inherited
-        self._name = xxhash.xxh3_128_hexdigest(canonical_json(plan).encode())[:16] + SUFFIXES[self.folder.engine]
+        part = "" if self._part is None else "-{}-of-{}".format(*self._part)
+        name = xxhash.xxh3_128_hexdigest(canonical_json(plan).encode())[:16]
+        self._name = f"{name}{part}{SUFFIXES[self.folder.engine]}"
         self.url = file_url(self.folder.engine, self.folder.member_path(self._name))
         for member in () if self._base is None else self._base.members:
             if member.name == self._name:
@@ -225,6 +237,8 @@ class Growing(Plain):
 
     def published(self, meta: Meta) -> Meta:
         # docstring inherited
+        if self._part is not None:  # `commit` publishes it with the others
+            return meta
         member, _ = member_of(self.folder, self._name)
 
         def make(base: Version | None) -> Version:
@@ -268,7 +282,14 @@ def _together(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> Mapping[str
     return {**other, **one} if first == second else None
 
 
-def target_of(url: str, message: str = "", *, append: bool = False) -> Plain:
+def _parse_part(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"part is a number of a part and how many there are, such as '3/16', not {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def target_of(url: str, message: str = "", *, part: str | None = None, append: bool = False) -> Plain:
     """Return where `url` is written.
 
     Raises
@@ -285,8 +306,12 @@ def target_of(url: str, message: str = "", *, append: bool = False) -> Plain:
                 f"{url} names one store, which never changes: append to a versioned store, whose URL ends in a slash, as in "
                 "lmdb://data/train/; `storeds merge` makes one of stores that are there"
             )
+        if part is not None:
+            raise ConfigError(
+                f"{url}: parts are of a versioned store, whose URL ends in a slash, as in lmdb://data/train/"
+            )
         return Plain(url)
-    growing = Growing(folder, message)
-    if growing._base is not None and not append:
+    growing = Growing(folder, message, part)
+    if growing._base is not None and not append and part is None:
         raise StoreExistsError(f"{folder.url} exists; `storeds append` (storeds.append) adds records to it")
     return growing

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from storeds._utils.text import some
 from storeds._utils.urls import file_path
 from storeds.backends.opening import scheme_of
 from storeds.backends.staging import reporting
 from storeds.backends.versions.document import Member, Version
 from storeds.backends.versions.folder import SUFFIXES, Leftover, VersionFolder
 from storeds.errors import ConfigError, FormatError, StoreExistsError
-from storeds.ops.growing import conflict, folder_of, member_of, next_version, publish, with_members
+from storeds.ops.growing import conflict, folder_of, last_version, member_of, next_version, publish, with_members
 from storeds.ops.packing import append, pack
 from storeds.ops.progress import ProgressHook
 from storeds.protocols import Meta
 
-__all__ = ["Cleaned", "clean", "compact", "merge"]
+__all__ = ["Cleaned", "clean", "commit", "compact", "merge"]
+
+_PART = re.compile(r"([0-9a-f]{16})-(\d+)-of-(\d+)\.\w+")
 
 
 def merge(
@@ -63,10 +68,10 @@ def merge(
         if is_inside or move:
             taken.append(member_of(folder, os.path.basename(path) if is_inside else _moved(folder, path)))
         else:
-            _publish(folder, taken, message)
+            _publish(folder, taken, "merge", message)
             taken = []
             append(url, path, message=message)
-    _publish(folder, taken, message)
+    _publish(folder, taken, "merge", message)
     return Version.from_text(folder.text(), folder.url)
 
 
@@ -82,9 +87,43 @@ def _moved(folder: VersionFolder, path: str) -> str:
     return name
 
 
-def _publish(folder: VersionFolder, taken: Sequence[tuple[Member, Meta]], message: str) -> None:
+def _publish(folder: VersionFolder, taken: Sequence[tuple[Member, Meta]], action: str, message: str) -> None:
     if taken:
-        publish(folder, lambda base: with_members(folder, base, taken, "merge", message))
+        publish(folder, lambda base: with_members(folder, base, taken, action, message))
+
+
+def commit(url: str | os.PathLike[str], *, message: str = "") -> Version:
+    """Publish the parts that ``pack(…, part="3/16")`` has written, each set of parts as one version.
+
+    Raises
+    ------
+    ConfigError
+        There are no parts that no version has, or some of a set are missing: the message names them.
+    FormatError, RecordError
+        A part is damaged.
+    """
+    folder = folder_of(url)
+    base = last_version(folder)
+    published = {member.name for member in base.members} if base is not None else set[str]()
+    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for name in folder.member_names():
+        found = _PART.fullmatch(name)
+        if found is not None and name not in published:
+            sets[found[1], int(found[3])][int(found[2])] = name
+    if not sets:
+        raise ConfigError(
+            f"{folder.url} has no parts to publish: storeds pack SOURCE {folder.url} --part 1/2 writes one"
+        )
+    for (_, count), names in sets.items():
+        missing = [str(number) for number in range(1, count + 1) if number not in names]
+        if missing:
+            raise ConfigError(
+                f"{folder.url} has {len(names)} of {count} parts; missing: {some(missing)}. Run storeds pack … --part "
+                f"{missing[0]}/{count} again, with the same source and options"
+            )
+    for (_, count), names in sets.items():
+        _publish(folder, [member_of(folder, names[number]) for number in range(1, count + 1)], "append", message)
+    return Version.from_text(folder.text(), folder.url)
 
 
 def compact(url: str | os.PathLike[str], *, message: str = "", progress: ProgressHook | None = None) -> Version:

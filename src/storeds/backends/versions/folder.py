@@ -30,7 +30,7 @@ _VERSION = re.compile(r"(\d{8})\.json")
 _FRESH = ".{}.fresh"
 # Names that storeds gives, of members and their unfinished writes, columns, versions, and files that have no name yet.
 _OURS = re.compile(
-    r"^\.?([0-9a-f]{16}|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
+    r"^\.?([0-9a-f]{16}(-\d+-of-\d+)?|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
 )
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -189,6 +189,13 @@ class VersionFolder:
     def member_path(self, name: str) -> str:
         """Return the path of a member."""
         return os.path.join(self.members, name)
+
+    def member_names(self) -> list[str]:
+        """Return the names of all stores in the folder of members, sorted; whether a version has them does not matter."""
+        try:
+            return sorted(name for name in os.listdir(self.members) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
 
     def leftovers(self, names: set[str], columns: set[str], numbers: set[int], former: set[str]) -> Iterator[Leftover]:
         """Yield each file of a store that is none of these members, columns and versions.

@@ -97,6 +97,7 @@ def pack(
     commit_every: int = COMMIT_EVERY,
     progress: ProgressHook | None = None,
     on_problem: Callable[[Bad], None] | None = None,
+    part: str | None = None,
     **source_options: Any,
 ) -> Packed:
     """Pack a source into a store.
@@ -148,6 +149,9 @@ def pack(
         Called with a `Progress` after each chunk.
     on_problem : callable, optional
         Called with each `~storeds.formats.Bad` item when it is found.
+    part : str, optional
+        ``"3/16"``: the third of 16 equal parts of the source, for a versioned store. Any machine may write any part, at any time;
+        `storeds.ops.commit` publishes them when all are there. The id does not depend on the number of parts.
     **source_options
         Options of the source, see `storeds.formats.open_source`.
 
@@ -168,7 +172,7 @@ def pack(
         The target exists, or an interrupted pack left its work there.
     """
     return pack_into(
-        target_of(os.fspath(url)),
+        target_of(os.fspath(url), part=part),
         source,
         kind=kind,
         on_bad=on_bad,
@@ -223,10 +227,10 @@ def append(
     A run that was killed is repeated by the same call, and goes on where it was. Any number of processes may append at once.
     """
     known = inspect.signature(pack).parameters
-    defaults = {name: each.default for name, each in known.items() if each.default is not each.empty}
-    if options.get("overwrite"):
+    settings = {name: each.default for name, each in known.items() if each.default is not each.empty} | options
+    if settings["overwrite"]:
         raise ConfigError("append adds records, and overwrites none: leave out overwrite=")
-    return pack_into(target_of(os.fspath(url), message, append=True), source, **{**defaults, **options})
+    return pack_into(target_of(os.fspath(url), message, part=settings.pop("part"), append=True), source, **settings)
 
 
 def pack_into(
@@ -269,9 +273,10 @@ def pack_into(
     if shares:
         options["split_by"] = "label" if by_label else "key"
     plan: JSON = {"source": listing.fingerprint, "options": options}
+    start, stop = target.share(listing.count)
     left = target.left(plan)
     if left is not None:
-        notes.append("an earlier run had written these records: they are published now")
+        notes.append("an earlier run had written these records")
         return Packed(**_as_meta(target.published(left)), columns=rows.columns, notes=tuple(notes))
     writer = open_writer(
         target.url,
@@ -282,17 +287,19 @@ def pack_into(
         check=False,  # records already contain their verdicts
         plan=plan,
     )
-    state = _State.of(writer.note)
+    state = _State.of(writer.note, start)
     with writer:
         scaled = (None, None) if rows.is_encoded else (max_side, quality)
         step = PictureStep(check, *scaled, marker=marker)
         preparer = _Preparer(rows, step, divided, writer.roles, _sized(fields) if sizes else None)
         # Reading alone takes less time than handing the bytes to other threads.
         threads = max(workers or 1, 1) if workers is not None or not preparer.is_busy else len(os.sched_getaffinity(0))
-        task = _Packing(listing, preparer, state, on_bad, on_problem, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES))
+        task = _Packing(
+            listing, stop, preparer, state, on_bad, on_problem, max(_AHEAD_BYTES // threads, _MIN_CHUNK_BYTES)
+        )
         copy(writer, task, threads, progress, checked=True)
         if on_bad == "raise" and state.bad:
-            raise state.error(listing.count)
+            raise state.error(stop - start)
         written = writer.publish(rows.attrs, fast_crops=state.fast_crops)
     meta = target.published(written)
     later = [*(note for note in rows.late_notes() if note not in notes), *state.notes()]
@@ -306,7 +313,7 @@ def pack_into(
         **_as_meta(meta),
         columns=rows.columns,
         notes=(*notes, *later),
-        left_out=listing.count - written.count,
+        left_out=stop - start - written.count,
         reasons=dict(state.reasons.most_common()),
         findings=findings,
         restarts=dict(state.restarts.most_common()),
@@ -483,10 +490,10 @@ class _State:
     volume: int = 0  # bytes of pictures
 
     @classmethod
-    def of(cls, note: Any) -> _State:
-        """Return the state that `to_json` returned, or the first one for None."""
+    def of(cls, note: Any, start: int) -> _State:
+        """Return the state that `to_json` returned, or for None the first one, before item `start`."""
         if note is None:
-            return cls()
+            return cls(start)
         counters = {name: Counter(note[name]) for name in ("kinds", "restarts", "reasons", "unencoded")}
         return cls(**{**note, **counters, "problems": [Bad(name, reason) for name, reason in note["problems"]]})
 
@@ -565,6 +572,7 @@ class _Packing:
     """The `storeds.ops.copy.Task` of `pack`: items of a source become records."""
 
     listing: Listing
+    stop: int  # item
     preparer: _Preparer
     state: _State
     on_bad: OnBad
@@ -573,7 +581,7 @@ class _Packing:
 
     def chunks(self) -> Iterator[_Chunk]:
         # docstring inherited
-        return self.listing.chunks(self.state.next, self.most_bytes, _CHUNK_ITEMS)
+        return self.listing.chunks(self.state.next, self.stop, self.most_bytes, _CHUNK_ITEMS)
 
     def work(self, chunk: _Chunk, /) -> list[_Prepared]:
         # docstring inherited
@@ -595,7 +603,7 @@ class _Packing:
     def progress(self) -> Progress:
         # docstring inherited
         state = self.state
-        return Progress(state.next, self.listing.count, state.volume, state.bad, state.damaged)
+        return Progress(state.next, self.stop, state.volume, state.bad, state.damaged)
 
 
 def _brief(reason: str) -> str:

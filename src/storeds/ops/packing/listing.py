@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,10 @@ class Listing:
         fields = xxhash.xxh3_64_hexdigest(declared.encode("utf-8", "backslashreplace"))
         self.fingerprint: JSON = {"count": self.count, "xxh3": hashed.hexdigest(), "fields": fields}
 
-    def chunks(self, start: int, most_bytes: int, most_items: int) -> Iterator[tuple[range, list[Row | Bad]]]:
-        """Yield the items from `start` on with their numbers, in chunks of about `most_bytes`.
+    def chunks(
+        self, start: int, stop: int, most_bytes: int, most_items: int
+    ) -> Iterator[tuple[range, list[Row | Bad]]]:
+        """Yield the items from `start` up to `stop` with their numbers, in chunks of about `most_bytes`.
 
         Raises
         ------
@@ -71,7 +74,8 @@ class Listing:
         """
         chunk: list[Row | Bad] = []
         first, size = start, 0
-        for item in self.rows.items(start) if self._few is None else self._few[start:]:
+        items = self.rows.items(start) if self._few is None else self._few[start:]
+        for item in items if stop == self.count else islice(items, max(stop - start, 0)):
             chunk.append(item)
             size += item.size if isinstance(item, Row) else 0
             if size >= most_bytes or len(chunk) >= most_items:
@@ -79,9 +83,9 @@ class Listing:
                 first, chunk, size = first + len(chunk), [], 0
         if chunk:
             yield range(first, first + len(chunk)), chunk
-        if first + len(chunk) != self.count:
+        if first + len(chunk) != max(stop, start):
             raise ConfigError(
-                f"the source has {first + len(chunk):,} items now, and had {self.count:,} when it was listed: it changed "
+                f"the source has {first + len(chunk):,} items now, and had {stop:,} when it was listed: it changed "
                 "while it was packed; pack it again with overwrite=True (--overwrite)"
             )
 
