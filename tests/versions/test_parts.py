@@ -26,7 +26,7 @@ def folder(path: Path) -> Path:
 
 def table(path: Path) -> Path:
     folder(path.parent / "pictures")
-    rows = [f'{{"path": "pictures/class{n % 3}/{n:02}.jpg", "weight": {n / 7}}}\n' for n in range(11)]
+    rows = [f'{{"path": "pictures/class{n % 3}/{n:02}.jpg", "label": {n % 4}, "weight": {n / 7}}}\n' for n in range(11)]
     path = path.with_suffix(".jsonl")
     path.write_text("".join(rows))
     return path
