@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import resource
 import threading
 import weakref
 from collections import OrderedDict, deque
@@ -26,7 +27,8 @@ __all__ = ["POOL", "HandlePool", "HandleRef", "Lease"]
 
 H = TypeVar("H")
 _LOG = logging.getLogger("storeds")
-_LIMIT = 128  # open handles that nobody leases
+# Open handles that nobody leases: a quarter of the descriptors that a process may have, and often 256.
+_LIMIT = min(max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 128), 1024)
 _PATIENCE = 1.0  # seconds
 _INHERITED: list[Any] = []  # in a child: handles of its parent, which must not be collected
 

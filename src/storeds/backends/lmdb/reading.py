@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import lmdb
@@ -74,34 +74,35 @@ class LmdbStore(RawStore):
 
     def read(self, positions: list[int], fields: tuple[str, ...] | None) -> Rows:
         # docstring inherited
+        blocks = self._announced(positions)
         try:
-            with self._found(positions) as packed:
-                return Rows.of_sealed(packed)
+            with self._env.begin(db=self._records, buffers=True) as txn:
+                return Rows.of_sealed(_values(txn, positions))
         except lmdb.Error:
             return self._read_each(positions)
+        finally:
+            self._is_cold = blocks_read() != blocks
 
     def stacked(self, positions: Array, fields: Sequence[str], *, whole: bool) -> Stacked | None:
         # docstring inherited
         if self._fixed is None:
             return None
+        asked: list[int] = positions.tolist()
+        blocks = self._announced(asked)
         try:
-            with self._found(positions.tolist()) as packed:
-                return self._fixed.unpack(packed, fields)
+            with self._env.begin(db=self._records, buffers=True) as txn:
+                return self._fixed.unpack(_values(txn, asked), fields)
         except lmdb.Error:  # records that are read one by one show which is bad
             return None
+        finally:
+            self._is_cold = blocks_read() != blocks
 
-    @contextlib.contextmanager
-    def _found(self, positions: list[int]) -> Iterator[list[memoryview | None]]:
-        """Find packed records, all before the first is used, which is faster; they stay where they are while this lasts."""
+    def _announced(self, positions: list[int]) -> int:
+        """Have records loaded from the disk if the last ones came from there; return the blocks that were read until now."""
         blocks = blocks_read()
         if self._is_cold:
             self._prefetch(positions)
-        try:
-            with self._env.begin(db=self._records, buffers=True) as txn:
-                get: Callable[[bytes], Any] = txn.get
-                yield list(map(get, [position.to_bytes(8, "big") for position in positions]))
-        finally:
-            self._is_cold = blocks_read() != blocks
+        return blocks
 
     def _read_each(self, positions: list[int]) -> Rows:
         """Read each record in a transaction of its own: after an error of LMDB, a transaction returns nothing else."""
@@ -161,6 +162,12 @@ class LmdbStore(RawStore):
         opener = self._opener
         how = {"readonly": True, "lock": False, "readahead": bool(opener.settings.readahead)}
         return describe_file(opener.path, opener.url, how, [])
+
+
+def _values(txn: Any, positions: list[int]) -> list[Any]:
+    """Return packed records, None for one that is missing; all are found before the first is used, which is faster."""
+    get: Callable[[bytes], Any] = txn.get
+    return list(map(get, [position.to_bytes(8, "big") for position in positions]))
 
 
 def _begins_value(page: bytes, first: int, count: int) -> bool:
