@@ -39,6 +39,7 @@ class Agreement:
     """
 
     def __init__(self, data: Any, count: int, settings: PlanSettings, plan: Plan) -> None:
+        self._url_of: Any = getattr(getattr(data, "backend", None), "url_of", None)
         self.data = {"count": count, "store": _store_id(data), "where": _where_digest(data)}
         self._settings = {name: getattr(settings, name) for name in _SETTINGS}
         self._plan = plan.key
@@ -68,6 +69,9 @@ class Agreement:
                     if is_digest
                     else f"{name} was {saved!r} and is {value!r}"
                 )
+        url = self._url_of(state["store"]) if self._url_of is not None and state["store"] != own["store"] else None
+        if url is not None:
+            raise ConfigError(f"the state is of another version of the store: open {url} to go on with it")
         if state.get("plan", "") != self._plan:
             differing.append("another plan of its epochs: other weights, classes, sources, groups or buckets")
         if differing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -19,6 +20,8 @@ from storeds.errors import ConfigError
 from storeds.protocols import Array, Backend, Field, Meta
 from storeds.records.meta import NATIVE
 from storeds.registry import BACKENDS
+
+_LOG = logging.getLogger("storeds")
 
 __all__ = ["VersionedStore", "kept_positions", "member_store", "open_version"]
 
@@ -163,6 +166,13 @@ class VersionedStore(View):
     def __repr__(self) -> str:
         return f"VersionedStore({self.url!r}, version={self.version.number}, count={self.meta.count})"
 
+    def url_of(self, id_: str | None) -> str | None:
+        """Return the URL of another version that has the records with this id; None if there is none."""
+        for number in reversed(self.folder.numbers()):
+            if number != self.version.number and Version.from_text(self.folder.text(number), self.url).id == id_:
+                return f"{self.url}?version={number}"
+        return None
+
     def close(self) -> None:
         # docstring inherited
         self.stores.close()  # type: ignore[attr-defined]  # the members
@@ -188,4 +198,7 @@ def open_version(
         except ValueError:
             raise ConfigError(f"{folder.url}: version is a number, not {number!r}") from None
     version = Version.from_text(folder.text(number), folder.url)
+    last = version.number if number is None else folder.numbers()[-1]
+    if last != version.number:
+        _LOG.info("%s: version %d is open, and the last is %d", folder.url, version.number, last)
     return VersionedStore(folder, version, options or {})
