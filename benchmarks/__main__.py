@@ -21,6 +21,7 @@ MODULES = (
     "decoding",
     "samples",
     "patches",
+    "versions",
     "silent",
     "device",
     "peers",
