@@ -112,3 +112,13 @@ def test_configs_and_commands_take_the_same_conditions(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="share 1 record|share 2 records|share"):
         build_dataset({**config, "splits": {"train": {}, "some": {"dataset": {"where": "width < 9999"}}}}, "train")
     assert storeds.stats(url, where='label == "cat"').count == 4
+
+
+@pytest.mark.parametrize("suffix", ["lmdb", "h5"])
+def test_a_url_of_a_file_takes_a_condition(tmp_path: Path, suffix: str) -> None:
+    path = make_store(FIELDS, RECORDS, tmp_path / f"a.{suffix}", attrs={"classes": CLASSES})
+    with storeds.open_backend(f'{path}?where=label in ("cat", "dog") and width >= 512') as backend:
+        found: Any = backend.get_many(range(len(backend)), ["key"])
+    assert [row["key"] for row in found] == [r["key"] for r in RECORDS if r["label"] in (0, 1) and r["width"] >= 512]
+    with pytest.raises(errors.ConfigError, match="there is no field 'widht'"):
+        storeds.open_backend(f"{path}?where=widht == 3")

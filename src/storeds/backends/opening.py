@@ -19,6 +19,7 @@ from storeds._utils.globs import matches, pattern_of
 from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
+from storeds.backends.selecting import select
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.versions.naming import version_folder
@@ -68,7 +69,7 @@ def open_backend(
     url : str or path, or a list of them
         ``lmdb://path``, ``hdf5://path``, ``mongodb://host/db/collection``, ``memory://name``, the URL of a registered
         backend, or a bare path or ``file:///path``, whose engine is detected by its magic bytes first and its suffix second. ``?`` starts
-        options, unless a file has exactly that name. A folder of images, or tar shards of WebDataset, ``shard-*.tar``, open too:
+        options, unless a file has exactly that name; ``?where=label == 3`` opens the records that meet a condition. A folder of images, or tar shards of WebDataset, ``shard-*.tar``, open too:
         their scheme is ``files``.
 
         A path may contain ``*``, ``[…]`` and ``**``: all files that match are read as one store, in the byte order of
@@ -112,11 +113,16 @@ def _unread(backend: Backend) -> Iterator[str]:
 
 
 def _open(
-    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], layout: str | None, options: Mapping[str, Any]
+    url: str | os.PathLike[str] | StoreURL | Sequence[str | os.PathLike[str]],
+    layout: str | None,
+    options: Mapping[str, Any],
 ) -> Backend:
     if isinstance(url, Sequence) and not isinstance(url, (str, bytes)):
         return View(itertools.chain.from_iterable(_open_each(each, layout, options) for each in url))
     parsed = with_scheme(url)
+    if "where" in parsed.options:
+        rest = {name: value for name, value in parsed.options.items() if name != "where"}
+        return select(_open(replace(parsed, options=rest), layout, options), parsed.options["where"])
     pattern = None if _names_files(parsed, options) else _pattern_of_stores(parsed)
     if pattern is None:
         return _open_one(parsed, layout, options)
