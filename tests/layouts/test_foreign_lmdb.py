@@ -591,7 +591,7 @@ def test_a_changed_store_raises_unavailable_error(tmp_path: Path) -> None:
     ("size", "options", "wanted"), [(1000, {}, False), (200_000, {}, True), (200_000, {"readahead": False}, False)]
 )
 def test_the_kernel_reads_ahead_where_values_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, options: dict[str, bool], wanted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, options: dict[str, Any], wanted: bool
 ) -> None:
     put(tmp_path / "s", [(f"{number:04}".encode(), JPEGS[0] + bytes(size)) for number in range(8)])
     noted: list[bool] = []

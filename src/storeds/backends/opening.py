@@ -20,6 +20,7 @@ from storeds._utils.urls import StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.selecting import select
+from storeds.backends.staged.opening import is_remote, stage_store
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.versions.naming import version_folder
@@ -60,7 +61,11 @@ _SUFFIXES = {
 
 
 def open_backend(
-    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, layout: str | None = None, **options: Any
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    layout: str | None = None,
+    stage: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Backend:
     """Open a store, or several as one, for reading.
 
@@ -79,6 +84,10 @@ def open_backend(
     layout : str, optional
         ``"storeds/1"`` for the native layout, or the name of a registered foreign layout. By default, a native store opens
         as such, and any other store with the one foreign layout that fits, which is logged.
+    stage : path or mapping, optional
+        A folder of a local disk, or ``{"path": …, "limit": "500GB"}``: one process of the machine copies the store there, unless
+        it is there, and all read the copy; see `storeds.ops.stage`. Stores at ``s3://``, ``gs://``, ``az://``, ``https://`` and
+        ``hf://`` are read so alone; by default from the folder in ``$STOREDS_STAGE``.
     **options
         Options of the backend: `LmdbOptions`, `Hdf5Options`, and ``client_factory`` of MongoDB. Every store of a list gets all of them.
 
@@ -95,6 +104,11 @@ def open_backend(
     StoreNotFoundError, FormatError, UnavailableError
         Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
+    urls: Sequence[Any] = url if isinstance(url, (list, tuple)) else [url]
+    if stage is not None or any(map(is_remote, urls)):
+        copies = [stage_store(each, stage, options, open_backend, open_writer).local for each in urls]
+        url = copies if isinstance(url, (list, tuple)) else copies[0]
+        options = {name: value for name, value in options.items() if name != "version"}
     backend = _open(url, layout, options)
     unread = [*_unread(backend)]
     if unread:

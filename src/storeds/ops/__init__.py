@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from storeds.ops.packing import Packed, append, pack
     from storeds.ops.progress import Progress, ProgressHook
     from storeds.ops.showing import Page, show
+    from storeds.ops.staging import Staged, remove_staged, stage, staged, verify_staged
     from storeds.ops.statistics import Stats, stats
     from storeds.ops.verifying import Finding, Report, verify
 
@@ -37,6 +38,7 @@ __all__ = [
     "ProgressHook",
     "RepairReport",
     "Report",
+    "Staged",
     "Stats",
     "append",
     "bench",
@@ -50,11 +52,15 @@ __all__ = [
     "log",
     "merge",
     "pack",
+    "remove_staged",
     "repair",
     "rollback",
     "show",
+    "stage",
+    "staged",
     "stats",
     "verify",
+    "verify_staged",
 ]
 
 # What the command line needs to know before it runs anything.
@@ -74,6 +80,7 @@ __getattr__ = export_lazily(
         "members": ("Cleaned", "clean", "commit", "compact", "merge"),
         "packing": ("Packed", "append", "pack"),
         "showing": ("Page", "show"),
+        "staging": ("Staged", "remove_staged", "stage", "staged", "verify_staged"),
         "statistics": ("Stats", "stats"),
         "verifying": ("Finding", "Report", "verify"),
     },

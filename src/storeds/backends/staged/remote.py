@@ -1,0 +1,200 @@
+"""Reads files of other machines and of mounted disks: lists them, says how large they are, and copies one."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from storeds._utils.files import nearest
+from storeds.errors import MissingDependencyError, StoredsError, StoreNotFoundError, UnavailableError
+from storeds.redaction import redact, redact_message
+
+__all__ = ["SCHEMES", "Disk", "Objects", "Remote", "State", "remote_at"]
+
+T = TypeVar("T")
+_USED_IN: dict[str, int] = {}  # the process that uses obstore
+
+SCHEMES = ("s3", "gs", "az", "https", "http", "hf")
+_CHUNK = 8 << 20  # bytes
+_DEADLINE = 120.0  # seconds of tries without a success
+_PAUSES = (0.1, 0.5, 2.0, 5.0, 10.0)  # seconds between them
+_HUB = re.compile(r"hf://(datasets/)?([^/]+/[^/]+)/(.*)", re.DOTALL)
+
+
+class State(NamedTuple):
+    """What a file is now: its size in bytes, and a text that changes with its content."""
+
+    size: int
+    tag: str
+
+
+class Remote(Protocol):
+    """Files below one place. Picklable."""
+
+    @property
+    def url(self) -> str:
+        """The place, secrets removed."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder below the place; none if there is no such folder."""
+        ...
+
+    def state(self, name: str) -> State:
+        """Return the state of a file; raises StoreNotFoundError or UnavailableError."""
+        ...
+
+    def copy(self, name: str, target: Path, moved: Callable[[int], object]) -> State:
+        """Write a file to `target`, and return the state that was copied; calls `moved` with the bytes of each part."""
+        ...
+
+
+class Disk:
+    """Files below a folder of this machine, such as a network mount."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def url(self) -> str:
+        # docstring inherited
+        return self.path
+
+    def names(self, folder: str) -> list[str]:
+        # docstring inherited
+        try:
+            return os.listdir(os.path.join(self.path, folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise UnavailableError(f"{self.path} cannot be listed: {error.strerror}") from None
+
+    def state(self, name: str) -> State:
+        # docstring inherited
+        path = os.path.join(self.path, name) if name else self.path
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            raise StoreNotFoundError(f"there is no file {path}: {nearest(path)}") from None
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be looked at: {error.strerror}") from None
+        return State(found.st_size, f"{found.st_size:x}-{found.st_mtime_ns:x}")
+
+    def copy(self, name: str, target: Path, moved: Callable[[int], object]) -> State:
+        # docstring inherited
+        before = self.state(name)
+        path = os.path.join(self.path, name) if name else self.path
+        try:
+            with open(path, "rb") as source, open(target, "wb") as file:
+                while data := source.read(_CHUNK):
+                    file.write(data)
+                    moved(len(data))
+        except OSError as error:
+            if error.filename == os.fspath(target) or not os.path.exists(path):
+                raise
+            raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+        return before
+
+
+class Objects:
+    """Objects of a store in the cloud, or files of a web server. Credentials are those that obstore finds."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        # docstring inherited
+        return redact(self._url)
+
+    def _store(self) -> Any:
+        # Its threads do not survive a fork, and a call in the child would wait for them for ever.
+        if _USED_IN.setdefault("process", os.getpid()) != os.getpid():
+            raise UnavailableError(
+                f"{self.url}: this process was forked from one that had read from the cloud, and cannot: open the store before "
+                "the fork, or start processes by spawn"
+            )
+        try:
+            from obstore.store import from_url
+        except ImportError as error:
+            raise MissingDependencyError(f"{self.url} needs obstore ({error}): pip install 'storeds[remote]'") from None
+        hub = _HUB.fullmatch(self._url)
+        url = f"https://huggingface.co/{hub[1] or ''}{hub[2]}/resolve/main/{hub[3]}" if hub else self._url
+        options: Any = {"allow_http": True} if url.startswith("http://") or _is_local_endpoint() else {}
+        return from_url(url, client_options=options)
+
+    def _tried(self, what: str, work: Callable[[], T]) -> T:
+        """Return what `work` returns; tries again until the deadline, with longer and longer pauses."""
+        from obstore import exceptions
+
+        lost = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.InvalidPathError)
+        began, number = time.monotonic(), 0
+        while True:
+            try:
+                return work()
+            except (exceptions.NotFoundError, FileNotFoundError):
+                raise StoreNotFoundError(f"there is no {what} at {self.url}") from None
+            except StoredsError:
+                raise
+            except Exception as error:
+                shown = redact_message(str(error).split("\n")[0][:300])
+                if isinstance(error, lost) or time.monotonic() - began > _DEADLINE:
+                    tries = f"{number + 1} tries in {time.monotonic() - began:.0f} s"
+                    raise UnavailableError(f"{what} of {self.url} cannot be read after {tries}: {shown}") from None
+                if isinstance(error, OSError) and error.filename is not None:  # the disk of this machine
+                    raise
+            time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
+            number += 1
+
+    def names(self, folder: str) -> list[str]:
+        # docstring inherited
+        import obstore
+
+        prefix = f"{folder}/"
+
+        def listed() -> list[str]:
+            found = obstore.list_with_delimiter(self._store(), prefix)["objects"]
+            return [str(each["path"]).rpartition("/")[2] for each in found]
+
+        return self._tried(f"folder {folder}", listed)
+
+    def state(self, name: str) -> State:
+        # docstring inherited
+        import obstore
+
+        return self._tried(f"file {name or 'there'}", lambda: _state(obstore.head(self._store(), name)))
+
+    def copy(self, name: str, target: Path, moved: Callable[[int], object]) -> State:
+        # docstring inherited
+        import obstore
+
+        def copied() -> State:
+            found = obstore.get(self._store(), name)
+            size, parts = 0, iter(found.stream(min_chunk_size=_CHUNK))
+            with open(target, "wb") as file:
+                for part in parts:
+                    file.write(part)
+                    moved(len(part))
+                    size += len(part)
+            if size != found.meta["size"]:
+                raise ConnectionError(f"the answer has {size} of {found.meta['size']} bytes")
+            return _state(found.meta)
+
+        return self._tried(f"file {name or 'there'}", copied)
+
+
+def _state(meta: Any) -> State:
+    return State(int(meta["size"]), str(meta.get("e_tag") or meta.get("last_modified")))
+
+
+def _is_local_endpoint() -> bool:
+    return any(os.environ.get(name, "").startswith("http://") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
+
+
+def remote_at(place: str) -> Remote:
+    """Return the files at a URL, or below a path of this machine."""
+    return Objects(place) if place.partition("://")[0] in SCHEMES else Disk(place)
