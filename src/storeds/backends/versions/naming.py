@@ -11,6 +11,7 @@ from storeds._utils.urls import StoreURL
 from storeds.backends.versions.folder import SUFFIXES, VersionFolder
 from storeds.backends.versions.place import VersionPlace
 from storeds.errors import FormatError
+from storeds.registry import BACKENDS
 
 __all__ = ["version_place"]
 
@@ -23,8 +24,12 @@ def version_place(url: StoreURL, options: Mapping[str, Any] | None = None) -> Ve
     It does if it ends in a slash and has the scheme of an engine, unless an LMDB environment is there or ``columns`` names the
     files of the folder; and if versions are in the folder, whatever the URL looks like.
     """
-    if url.scheme not in (None, *SUFFIXES) or not url.path or "columns" in {**url.options, **(options or {})}:
+    given = {**url.options, **(options or {})}
+    if not url.path or "columns" in given:
         return None
+    if url.scheme not in (None, *SUFFIXES):
+        find = getattr(BACKENDS.get(url.scheme), "versions", None) if url.scheme in BACKENDS.names() else None
+        return None if find is None else find(url, given)
     path = url.file
     if os.path.exists(os.path.join(path, _LMDB_DATA)):
         return None
