@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -104,6 +103,18 @@ class VersionCollections(VersionPlace):
         found: Mapping[str, Any] | None = self._on(part, lambda each: each.find_one({"_id": id}, projection))
         return found
 
+    def _upsert(self, part: str, query: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+        """Write and date a document; return False if another one has its ``_id``."""
+
+        def update(collection: Any) -> bool:
+            try:
+                collection.update_one(query, {"$set": values, "$currentDate": {TIME: True}}, upsert=True)
+            except DuplicateKeyError:
+                return False
+            return True
+
+        return self._on(part, update)
+
     # --- Versions ---
 
     def numbers(self) -> list[int]:
@@ -131,15 +142,9 @@ class VersionCollections(VersionPlace):
         # docstring inherited
         if len(text.encode()) > _MOST_TEXT:
             raise ConfigError(f"{self.url} has too many members for one document: storeds compact makes one of them")
-        token = secrets.token_hex(8)
-        change = {"$set": {_TEXT: text}, "$currentDate": {TIME: True}}
-        try:
-            # The token tells this version, of an earlier attempt whose reply was lost, from another one with its number: that
-            # does not match, and cannot be inserted again.
-            self._on("versions", lambda each: each.update_one({"_id": number, _TOKEN: token}, change, upsert=True))
-        except DuplicateKeyError:
-            return False
-        return True
+        # The token tells this version, of an earlier attempt whose reply was lost, from another one with its number: that does
+        # not match, and cannot be inserted again.
+        return self._upsert("versions", {"_id": number, _TOKEN: secrets.token_hex(8)}, {_TEXT: text})
 
     def published(self, number: int) -> float:
         # docstring inherited
@@ -152,13 +157,10 @@ class VersionCollections(VersionPlace):
         data = encode_column(column)
         name = column_name(data)
         for number, start in enumerate(range(0, len(data), _PART)):
-            change = {"$set": {_DATA: data[start : start + _PART], _SIZE: len(data)}, "$currentDate": {TIME: True}}
-            self._put_part(f"{name}/{number:06}", change)
+            # Another process may put the same bytes at the same moment.
+            part = {_DATA: data[start : start + _PART], _SIZE: len(data)}
+            self._upsert("columns", {"_id": f"{name}/{number:06}"}, part)
         return name
-
-    def _put_part(self, id: str, change: Mapping[str, Any]) -> None:
-        with suppress(DuplicateKeyError):  # another process has put the same bytes at the same moment
-            self._on("columns", lambda columns: columns.update_one({"_id": id}, change, upsert=True))
 
     def get(self, name: str) -> Array:
         # docstring inherited
