@@ -73,8 +73,7 @@ def next_version(
     if base is not None:
         own = {"fields": base.fields, "attrs": base.attrs, **own}
     content = ContentHash()
-    for member in members:
-        digests = folder.get(member.digests)
+    for member, digests in zip(members, folder.get_each([member.digests for member in members]), strict=True):
         if digests.shape != (member.count, 8):
             raise FormatError(f"{folder.url}: {member.name} has {member.count} records and other checksums")
         content.update((digests if member.dropped is None else digests[kept_positions(folder, member)]).tobytes())

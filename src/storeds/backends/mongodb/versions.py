@@ -12,8 +12,9 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pymongo.errors import DuplicateKeyError
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 _TEXT, _TOKEN, _DATA, _SIZE = "_version", "_token", "_data", "_size"
 _PART = 4 << 20  # bytes of a part of a column
+_QUERY_COLUMNS = 32  # whose first parts one query reads: at most 128 MiB
 _MOST_TEXT = 15 << 20  # bytes: below MongoDB's 16 MiB for a document
 # Names that storeds gives to members, their unfinished writes, and parts of columns.
 _MEMBER = re.compile(r"([0-9a-f]{16}|version-\d{8})(\.partial\.[0-9a-f]{12})?")
@@ -159,22 +161,30 @@ class VersionCollections(VersionPlace):
         for number, start in enumerate(range(0, len(data), _PART)):
             # Another process may put the same bytes at the same moment.
             part = {_DATA: data[start : start + _PART], _SIZE: len(data)}
-            self._upsert("columns", {"_id": f"{name}/{number:06}"}, part)
+            self._upsert("columns", {"_id": _part_id(name, number)}, part)
         return name
 
     def get(self, name: str) -> Array:
         # docstring inherited
-        parts: list[bytes] = []
-        size = 1
-        while sum(map(len, parts)) < size:
-            part = self._find("columns", f"{name}/{len(parts):06}")
-            if part is None and not parts:
-                raise UnavailableError(f"{self.url}: the column {name} is gone")
-            if part is None:
-                break
-            parts.append(part[_DATA])
-            size = part[_SIZE]
-        return decode_column(b"".join(parts), name, f"{self.url}: column {name}")
+        return self._column(name, self._find("columns", _part_id(name, 0)))
+
+    def get_each(self, names: Sequence[str]) -> Iterator[Array]:
+        # docstring inherited
+        for start in range(0, len(names), _QUERY_COLUMNS):
+            batch = names[start : start + _QUERY_COLUMNS]
+            query = {"_id": {"$in": [_part_id(name, 0) for name in batch]}}
+            first = {part["_id"]: part for part in self._on("columns", partial(_found, query))}
+            yield from (self._column(name, first.get(_part_id(name, 0))) for name in batch)
+
+    def _column(self, name: str, part: Mapping[str, Any] | None) -> Array:
+        """Return a column, whose first part is this."""
+        if part is None:
+            raise UnavailableError(f"{self.url}: the column {name} is gone")
+        data = bytearray(part[_DATA])
+        for number in range(1, -(-part[_SIZE] // _PART)):
+            more = self._find("columns", _part_id(name, number))
+            data += b"" if more is None else more[_DATA]
+        return decode_column(bytes(data), name, f"{self.url}: column {name}")
 
     # --- Members ---
 
@@ -235,6 +245,14 @@ class VersionCollections(VersionPlace):
             self._on("columns", lambda columns: columns.delete_many({"_id": {"$gte": f"{id}/", "$lt": f"{id}0"}}))
         else:
             on_primary(self._ref, self._location, lambda database: database.drop_collection(leftover.path))
+
+
+def _found(query: Mapping[str, Any], collection: Any) -> list[dict[str, Any]]:
+    return list(collection.find(query))
+
+
+def _part_id(name: str, number: int) -> str:
+    return f"{name}/{number:06}"
 
 
 def _seconds(when: Any) -> float:
