@@ -16,12 +16,14 @@ import pytest
 import storeds
 from _processes import digest, loader, open_rows, row
 from _writing import FIELDS, WriterProcess
+from conftest import with_path
 from integration._places import SLACK, Place, rows, write_rows
+from make_store import make_store
 from mask_files import write
 from photographs import jpeg
 from replica_set import Member, ReplicaSet
 from shares import FULL
-from storeds import errors
+from storeds import errors, ops
 from storeds.ops import Progress
 from storeds.plugins import redact
 
@@ -145,3 +147,25 @@ def test_a_killed_writer_is_resumed_on_another_primary(
             assert resumed.count == (699 if resume else 0)
             resumed.append({"job": "a", "at": n} for n in range(resumed.count, 1000))
     assert storeds.info(set_place.url(user="reader")).id == storeds.info(local).id
+
+
+def test_versions_are_published_while_primaries_die(harmed_set: ReplicaSet, set_place: Place) -> None:
+    url = with_path(set_place.url("versions", serverSelectionTimeoutMS=30_000), "")
+    fields, expected = {"n": "int", "key": "str"}, list[int]()
+
+    def source(*numbers: int) -> str:
+        return make_store(fields, ({"n": number, "key": f"k{number}"} for number in numbers))
+
+    def kill_primary(_: object = None) -> None:
+        harmed_set.heal()
+        harmed_set.wait_for_primary().kill()
+
+    for number in range(0, 3 * EPOCHS, 3):
+        storeds.append(url, source(number, number + 1, number + 2), progress=kill_primary)
+        kill_primary()
+        storeds.edit(url, set={f"k{number}": {"n": -number}}, drop=[f"k{number + 1}"])
+        expected += [-number, number + 2]
+        with closing(storeds.open_backend(url)) as backend:
+            assert [record["n"] for record in backend.get_many(range(len(backend)))] == expected  # type: ignore[index]  # none is bad
+    assert [each.action for each in ops.log(url)] == ["edit", "append"] * EPOCHS
+    assert storeds.verify(url, workers=0).ok

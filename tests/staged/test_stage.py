@@ -106,7 +106,7 @@ def test_a_process_forked_after_the_cloud_was_read_refuses_to_read_it(
 
     def read() -> None:
         with pytest.raises(errors.UnavailableError, match="forked from one that had read from the cloud"):
-            storeds.open_backend("s3://bucket/forked/a.h5", stage=tmp_path / "cache")
+            storeds.open_backend("s3://bucket/forked/a.h5", stage=tmp_path / "other")
 
     assert wait_for(fork(read)) == 0
 

@@ -191,7 +191,7 @@ def read_mongodb(url: str) -> tuple[Row, list[Row], list[bytes]]:
     with database_of(url) as (database, name):
         (found,) = database[name].find({"_id": {"$type": "string"}})
         documents = list(database[name].find({"_id": {"$type": "number"}}).sort("_id", 1))
-    assert set(found) == {"_id", "_meta", "_build", "_mean_bytes", "_documents"}
+    assert set(found) == {"_id", "_meta", "_build", "_mean_bytes", "_documents", "_time"}
     body = json.loads(found["_meta"])
     fields = {field["name"]: field for field in body["fields"]}
     assert (found["_id"], found["_build"]) == ("meta", body["build"])

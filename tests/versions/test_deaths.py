@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import storeds
-from _writing import die_at_file_operation, fork, wait_for
+from _writing import die_at_command, die_at_file_operation, fork, wait_for
+from conftest import with_path
 from make_store import make_store
 from shares import FULL, SEED
 from storeds import errors, ops
@@ -39,15 +40,35 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
 AFTER = {"append": [0, 1, 2, 3, 7, 8], "edit": [0, 11, 3], "compact": [0, 1, 2, 3], "clean": [0, 1, 2, 3]}
 
 
+def prepare(url: str) -> None:
+    for part in ([0, 1], [2, 5, 3]):
+        storeds.append(url, source(*part))
+    storeds.edit(url, drop=["k5"])
+
+
+def repeat_and_clean(operation: str, url: str) -> set[str]:
+    """Check the store that a death left, repeat the operation, and clean; return the members and columns that are needed."""
+    assert numbers(url) in ([0, 1, 2, 3], AFTER[operation])
+    assert storeds.verify(url, workers=0).ok
+    try:
+        OPERATIONS[operation](url)
+    except (errors.StoreExistsError, errors.ConfigError):  # it was done
+        assert numbers(url) == AFTER[operation]
+    assert numbers(url) == AFTER[operation]
+    before = storeds.info(url).id
+    ops.clean(url, older_than=0, yes=True)
+    assert storeds.info(url).id == before
+    (last,) = ops.log(url)
+    return {name for member in last.members for name in (member.name, *member.files)}
+
+
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_death_at_any_file_operation_leaves_the_version_of_before_or_the_new_one(
     operation: str, engine: str, tmp_path: Path
 ) -> None:
     prepared, work = tmp_path / "prepared", tmp_path / "store"
-    for part in ([0, 1], [2, 5, 3]):
-        storeds.append(f"{engine}://{prepared}/", source(*part))
-    storeds.edit(f"{engine}://{prepared}/", drop=["k5"])
+    prepare(f"{engine}://{prepared}/")
     url, status, step = f"{engine}://{work}/", -signal.SIGKILL, 1 if FULL else 3
     number = SEED % step + 1 - step
     while status == -signal.SIGKILL:
@@ -55,27 +76,42 @@ def test_a_death_at_any_file_operation_leaves_the_version_of_before_or_the_new_o
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(prepared, work)
         status = die_at_file_operation(lambda: OPERATIONS[operation](url), "store", number)
-        assert numbers(url) in ([0, 1, 2, 3], AFTER[operation])
-        assert storeds.verify(url, workers=0).ok
-        try:
-            OPERATIONS[operation](url)
-        except (errors.StoreExistsError, errors.ConfigError):  # it was done
-            assert numbers(url) == AFTER[operation]
-        assert numbers(url) == AFTER[operation]
-        before = storeds.info(url).id
-        ops.clean(url, older_than=0, yes=True)
-        assert storeds.info(url).id == before
-        (last,) = ops.log(url)
-        kept = {name for member in last.members for name in (member.name, *member.files)}
+        kept = repeat_and_clean(operation, url)
         left = [path for path in work.rglob("*") if path.is_file() and path.suffix != ".json"]
         assert {path.stem if path.suffix == ".npy" else path.name for path in left} == kept
     assert status == 0
     assert number > 5
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_processes_append_and_edit_at_once_and_nothing_is_lost_or_doubled(engine: str, tmp_path: Path) -> None:
-    url, hands, times = f"{engine}://{tmp_path}/store/", 8, 50 if FULL else 4
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_death_at_any_command_leaves_the_version_of_before_or_the_new_one(
+    operation: str, mongodb_database: str, database: Any
+) -> None:
+    url, status, step = with_path(mongodb_database, "store/"), -signal.SIGKILL, 1 if FULL else 5
+    prepare(url)
+    prepared = {name: list(database[name].find()) for name in database.list_collection_names()}
+    number = SEED % step + 1 - step
+    while status == -signal.SIGKILL:
+        number += step
+        for name in database.list_collection_names():
+            database.drop_collection(name)
+        for name, documents in prepared.items():
+            database[name].insert_many(documents)
+        status = die_at_command(lambda: OPERATIONS[operation](url), number)
+        kept = repeat_and_clean(operation, url)
+        left = {name.removeprefix("store.members.") for name in database.list_collection_names()}
+        left |= {part["_id"].partition("/")[0] for part in database["store.columns"].find()}
+        assert left == kept | {"store.columns", "store.versions"}
+        assert database["store.versions"].count_documents({}) == 1
+    assert status == 0
+    assert number > 10
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_processes_append_and_edit_at_once_and_nothing_is_lost_or_doubled(
+    engine: str, make_engine_url: Callable[[str], str]
+) -> None:
+    url, hands, times = with_path(make_engine_url(engine), ""), 8, 50 if FULL else 4
     storeds.append(url, source(-1))
 
     def hand(first: int) -> None:

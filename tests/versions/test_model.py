@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import storeds
+from conftest import with_path
 from make_store import make_store
 from shares import FULL, SEED
 from storeds import errors, ops
@@ -21,15 +22,15 @@ FIELDS: dict[str, Any] = {
     "x": {"kind": "array", "dtype": "uint8", "shape": [2]},
 }
 NAMES = ["ant", "bee", "cow", "dog", "eel", "fox"]
-SUFFIX = {"lmdb": "lmdb", "hdf5": "h5"}
 Records = list[dict[str, Any]]
 
 
 class Model:
     """The records of a versioned store as a list, and the names of the classes; what an edit does, without storeds."""
 
-    def __init__(self, url: str, folder: Path, engine: str, rng: random.Random) -> None:
-        self.url, self.folder, self.engine, self.rng = url, folder, engine, rng
+    def __init__(self, engine: str, make_engine_url: Callable[[str], str], rng: random.Random) -> None:
+        self.url, self.engine, self.rng = with_path(make_engine_url(engine), ""), engine, rng
+        self.make_engine_url = make_engine_url
         self.records: Records = []
         self.classes: list[str] = []
         self.fields = dict(FIELDS)
@@ -72,9 +73,8 @@ class Model:
     def merge(self) -> None:
         rows = self.source(self.classes or NAMES[:2])
         classes = self.classes or NAMES[:2]
-        path = self.folder / f"extra{self.made}.{SUFFIX[self.engine]}"
-        self.store(rows, classes, f"{self.engine}://{path}")
-        ops.merge(self.url, path, move=self.rng.random() < 0.5)
+        extra = self.store(rows, classes, self.make_engine_url(self.engine))
+        ops.merge(self.url, extra, move=self.engine != "mongodb" and self.rng.random() < 0.5)
         self.add(rows, classes)
 
     def edit(self) -> None:
@@ -126,7 +126,7 @@ class Model:
     def check(self, number: int, expected: tuple[Records, list[str], dict[str, Any]]) -> None:
         """Compare a version with a list of records, and its id with that of a store of them."""
         records, classes, fields = expected
-        with storeds.open_backend(f"{self.url}?version={number}") as backend:
+        with storeds.open_backend(f"{self.url}{'&' if '?' in self.url else '?'}version={number}") as backend:
             positions = [*range(len(records))]
             self.rng.shuffle(positions)
             found: Any = backend.get_many(positions)
@@ -141,10 +141,12 @@ class Model:
             assert (backend.meta.id, backend.meta.count) == (whole.meta.id, whole.meta.count)
 
 
-@pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_any_sequence_of_changes_gives_the_records_and_the_id_of_a_list(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_any_sequence_of_changes_gives_the_records_and_the_id_of_a_list(
+    engine: str, make_engine_url: Callable[[str], str]
+) -> None:
     rng = random.Random(SEED)
-    model = Model(f"{engine}://{tmp_path}/store/", tmp_path, engine, rng)
+    model = Model(engine, make_engine_url, rng)
     ways = [model.append, model.merge, model.edit, model.edit, model.edit, model.widen, model.compact, model.rollback]
     for _ in range(200 if FULL else 40):
         before = len(ops.log(model.url)) if model.history else 0

@@ -32,7 +32,8 @@ class StoreURL:
     path : str
         Of a file: as written, without options. Of any other store: everything after ``://``.
     options : mapping of str to str
-        What follows the ``?`` of a file's URL, see `split_options`. The options of other engines stay in `path`.
+        What follows the ``?`` of a file's URL, see `split_options`. The options of other engines stay in `path`, except
+        ``version`` of a URL that ends in a slash.
     """
 
     text: str = field(repr=False)
@@ -62,6 +63,7 @@ class StoreURL:
             _reject_password(text, scheme, rest, path)
         elif scheme.startswith("mongodb"):
             _reject_bare_characters(text, rest)
+            path, query = _split_version(rest)
         return cls(text, scheme, path, _parse_query(query, text))
 
     @property
@@ -80,6 +82,17 @@ def split_options(text: str) -> tuple[str, str]:
     """Return the path in ``path?options`` and the options; all of it is the path if a file has exactly that name."""
     path, mark, options = text.partition("?")
     return (text, "") if mark and os.path.lexists(os.path.expanduser(text)) else (path, options)
+
+
+def _split_version(text: str) -> tuple[str, str]:
+    """Return the path and the options of a MongoDB URL without ``version``, and that option, if its path ends in a slash."""
+    path, _, query = text.partition("?")
+    options = query.split("&")
+    own = [option for option in options if option.startswith("version=")] if path.endswith("/") else []
+    if not own:
+        return text, ""
+    others = "&".join(option for option in options if option not in own)
+    return f"{path}?{others}" if others else path, "&".join(own)
 
 
 def file_path(url: str | StoreURL) -> tuple[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from storeds.backends.raw import Opener
 from storeds.backends.store import Store
 
 if TYPE_CHECKING:
+    from storeds.backends.versions.place import VersionPlace
     from storeds.backends.writer import Sink
 
 __all__ = ["Engine"]
@@ -35,6 +36,9 @@ class Engine:
         Of a layout of a plug-in: ``guess_can_open(url, **options)`` returns why a store is certainly of this layout, or None.
     is_folder_of_files : callable or None
         ``is_folder_of_files(url, columns)`` returns whether the option ``columns`` makes one store of files in a folder.
+    versions : callable or None
+        ``versions(url, options)`` returns where a versioned store is, or None if the URL names one store. Engines of files, whose
+        versioned stores are folders, need none.
     """
 
     opener: Callable[..., Opener[Any]]
@@ -43,6 +47,7 @@ class Engine:
     presets: Mapping[str, Any] = field(default_factory=dict)
     guess_can_open: Callable[..., str | None] | None = None
     is_folder_of_files: Callable[[StoreURL, Any], bool] | None = None
+    versions: Callable[[StoreURL, Mapping[str, Any]], VersionPlace | None] | None = None
 
     def __call__(self, url: str | StoreURL, **options: Any) -> Store:
         """Open the store at `url`."""

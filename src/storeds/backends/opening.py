@@ -23,7 +23,7 @@ from storeds.backends.selecting import select
 from storeds.backends.staged.opening import is_remote, stage_store
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
-from storeds.backends.versions.naming import version_folder
+from storeds.backends.versions.naming import version_place
 from storeds.backends.versions.reading import VersionedStore, open_version
 from storeds.backends.view import View
 from storeds.errors import (
@@ -156,11 +156,11 @@ def _open_folder(url: StoreURL, layout: str | None, options: Mapping[str, Any]) 
     """Open a folder that is one store of an engine: of the files that ``columns`` names, or of versions; None for another store."""
     if _names_files(url, options):
         return _open_files(url, layout, options)
-    folder = version_folder(url, options) if layout in (None, *_NATIVE) else None
-    if folder is None:
+    place = version_place(url, options) if layout in (None, *_NATIVE) else None
+    if place is None:
         return None
     given = {**url.options, **options}
-    return open_version(folder, given.pop("version", None), given)
+    return open_version(place, given.pop("version", None), given)
 
 
 def _open_files(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
@@ -343,7 +343,7 @@ def open_writer(
             f"{str(parsed)!r} is a pattern, and a writer writes one store: name it without * and […]; patterns are for reading "
             "many stores as one"
         )
-    if version_folder(parsed) is not None:
+    if version_place(parsed) is not None:
         raise ConfigError(
             f"{parsed} names a versioned store, to which `storeds append` (storeds.append) adds the records of a source"
         )
@@ -387,9 +387,9 @@ def _engine_of_path(url: StoreURL) -> str:
     path = os.path.abspath(os.path.expanduser(url.path))
     if os.path.isfile(os.path.join(path, _LMDB_DATA)):  # an LMDB environment in a folder
         return "lmdb"
-    folder = version_folder(url)
-    if folder is not None:
-        return folder.engine
+    place = version_place(url)
+    if place is not None:
+        return place.engine
     if _is_tar(path) and not os.path.lexists(path) and any(mark in path for mark in "*?[{"):
         return "files"
     status, engine = engine_at(path, path)

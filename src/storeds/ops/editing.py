@@ -15,7 +15,7 @@ from storeds._utils.text import some
 from storeds.backends.keyed_tables import is_parquet, read_table
 from storeds.backends.selecting import classes_of, matching
 from storeds.backends.versions.document import Version
-from storeds.backends.versions.folder import VersionFolder
+from storeds.backends.versions.place import VersionPlace
 from storeds.backends.versions.reading import VersionedStore, kept_positions, member_store
 from storeds.errors import ConfigError, RecordError, StoreNotFoundError, suggest
 from storeds.ops.growing import conflict, folder_of, next_version
@@ -77,25 +77,25 @@ def edit(
     Reads the columns that it compares, and the records whose values change, for their checksums; it writes 16 bytes for each
     record of a member in which values change, and 8 bytes for each dropped record.
     """
-    folder = folder_of(url)
-    base = _base(folder)
-    change = _Change(folder, base, on)
+    place = folder_of(url)
+    base = _base(place)
+    change = _Change(place, base, on)
     if set is not None:
         change.set(*_values(set, on))
     keys = [] if drop is None else _keys(drop)
     if drop_where is not None or keys:
         change.drop(keys, drop_where)
     version = change.version(message)
-    if not folder.publish(version.number, version.to_text()):
-        raise conflict(folder, "edit")
+    if not place.publish(version.number, version.to_text()):
+        raise conflict(place, "edit")
     return version
 
 
 def log(url: str | os.PathLike[str]) -> list[Version]:
     """Return all versions of a store, the last one first."""
-    folder = folder_of(url)
-    _base(folder)
-    return [Version.from_text(folder.text(number), folder.url) for number in reversed(folder.numbers())]
+    place = folder_of(url)
+    _base(place)
+    return [Version.from_text(place.text(number), place.url) for number in reversed(place.numbers())]
 
 
 def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> Version:
@@ -108,18 +108,18 @@ def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> 
     StoreExistsError
         Another process has published a version meanwhile.
     """
-    folder = folder_of(url)
-    base = _base(folder)
-    old = Version.from_text(folder.text(number), folder.url)
+    place = folder_of(url)
+    base = _base(place)
+    old = Version.from_text(place.text(number), place.url)
     own = {"fields": old.fields, "attrs": old.attrs, "changes": {"version": number}, "message": message}
-    version = next_version(folder, base, old.members, "rollback", **own)
-    if not folder.publish(version.number, version.to_text()):
-        raise conflict(folder, "roll back")
+    version = next_version(place, base, old.members, "rollback", **own)
+    if not place.publish(version.number, version.to_text()):
+        raise conflict(place, "roll back")
     return version
 
 
-def _base(folder: VersionFolder) -> Version:
-    return Version.from_text(folder.text(), folder.url)
+def _base(place: VersionPlace) -> Version:
+    return Version.from_text(place.text(), place.url)
 
 
 def _values(given: Any, on: str) -> tuple[dict[str, dict[str, Any]], bool]:
@@ -156,35 +156,35 @@ def _keys(given: Any) -> list[str]:
 class _Change:
     """What one call of `edit` changes: member by member, which columns get which values, and which records go."""
 
-    def __init__(self, folder: VersionFolder, base: Version, on: str) -> None:
-        self.folder, self.base, self.on = folder, base, on
+    def __init__(self, place: VersionPlace, base: Version, on: str) -> None:
+        self.place, self.base, self.on = place, base, on
         self.fields = dict(base.fields)
         self.members = list(base.members)
         self.changes: dict[str, int] = {}
-        self._kept = [kept_positions(folder, member) for member in base.members]
+        self._kept = [kept_positions(place, member) for member in base.members]
         self._bounds = np.cumsum([0, *map(len, self._kept)])
         self._touched: dict[int, Any] = defaultdict(list)  # member → positions in its store whose values change
 
     def _view(self) -> VersionedStore:
         """Return the records as they are changed so far; only the checksums of members are not."""
-        return VersionedStore(self.folder, replace(self.base, fields=self.fields, members=tuple(self.members)), {})
+        return VersionedStore(self.place, replace(self.base, fields=self.fields, members=tuple(self.members)), {})
 
     def _positions(self, keys: Collection[str], what: str) -> dict[str, int]:
         """Return key → position in the version."""
         if self.on not in self.fields:
             raise ConfigError(
-                f"{what}: {self.folder.url} has no field {self.on!r}; {suggest(self.on, self.fields, 'fields')}"
+                f"{what}: {self.place.url} has no field {self.on!r}; {suggest(self.on, self.fields, 'fields')}"
             )
         wanted, found = {*keys}, dict[str, int]()
         for at, key in enumerate(map(str, self._view().column(self.on).tolist())):
             if key in wanted:
                 if key in found:
-                    raise ConfigError(f"{what}: {self.folder.url} has several records with the {self.on} {key!r}")
+                    raise ConfigError(f"{what}: {self.place.url} has several records with the {self.on} {key!r}")
                 found[key] = at
         missing = sorted(wanted.difference(found))
         if missing:
             raise ConfigError(
-                f"{what}: {self.folder.url} has no record with {len(missing):,} of the keys: {some(missing)}"
+                f"{what}: {self.place.url} has no record with {len(missing):,} of the keys: {some(missing)}"
             )
         return found
 
@@ -235,15 +235,15 @@ class _Change:
             inside = self._kept[number][positions[first:last] - self._bounds[number]]
             member = self.members[number]
             if name in member.columns:
-                column = self.folder.get(member.columns[name]).copy()
+                column = self.place.get(member.columns[name]).copy()
             elif is_new:
                 column = column_of(field, [_nothing(field)] * member.count)
             else:
-                column = member_store(self.folder, self.base, member, {}).column(name).copy()
+                column = member_store(self.place, self.base, member, {}).column(name).copy()
             column[inside] = values[first:last]
             lacks = (*member.lacks, name) if is_new else member.lacks
             self.members[number] = replace(
-                member, columns={**member.columns, name: self.folder.put(column)}, lacks=lacks
+                member, columns={**member.columns, name: self.place.put(column)}, lacks=lacks
             )
             self._touched[number].append(inside)
         self.fields[name] = field
@@ -258,9 +258,9 @@ class _Change:
         for number, first, last in self._by_member(positions):
             member = self.members[number]
             gone = self._kept[number][positions[first:last] - self._bounds[number]]
-            before = np.empty(0, np.int64) if member.dropped is None else self.folder.get(member.dropped)
+            before = np.empty(0, np.int64) if member.dropped is None else self.place.get(member.dropped)
             every = np.union1d(before, gone).astype(np.int64)
-            self.members[number] = replace(member, kept=member.count - len(every), dropped=self.folder.put(every))
+            self.members[number] = replace(member, kept=member.count - len(every), dropped=self.place.put(every))
         self.changes["dropped"] = len(positions)
 
     def _by_member(self, positions: Array, *, every: bool = False) -> list[tuple[int, int, int]]:
@@ -272,17 +272,17 @@ class _Change:
     def version(self, message: str) -> Version:
         """Return the changed version; raises ConfigError if nothing is changed."""
         if not any(self.changes.values()):
-            raise ConfigError(f"{self.folder.url}: nothing to change: pass set, drop or drop_where that match records")
+            raise ConfigError(f"{self.place.url}: nothing to change: pass set, drop or drop_where that match records")
         codec = RecordCodec(self.fields)
         fresh = replace(
             self.base,
             fields=self.fields,
             members=tuple(replace(each, dropped=None, kept=each.count) for each in self.members),
         )
-        backend = VersionedStore(self.folder, fresh, {})
+        backend = VersionedStore(self.place, fresh, {})
         for number, parts in self._touched.items():
             positions = np.unique(np.concatenate(parts))
-            digests = self.folder.get(self.members[number].digests).copy()
+            digests = self.place.get(self.members[number].digests).copy()
             for start in range(0, len(positions), _BATCH):
                 batch = positions[start : start + _BATCH]
                 for at, record in zip(batch.tolist(), backend.stores[number].get_many(batch.tolist()), strict=True):
@@ -290,9 +290,9 @@ class _Change:
                         raise record
                     packed = codec.pack(codec.canonical(record))
                     digests[at] = np.frombuffer(checksum(packed), np.uint8)
-            self.members[number] = replace(self.members[number], digests=self.folder.put(digests))
+            self.members[number] = replace(self.members[number], digests=self.place.put(digests))
         own = {"fields": self.fields, "changes": self.changes, "message": message}
-        return next_version(self.folder, self.base, self.members, "edit", **own)
+        return next_version(self.place, self.base, self.members, "edit", **own)
 
 
 def _of_cell(field: Field, text: str) -> Any:

@@ -15,20 +15,21 @@ from typing import Any
 
 import xxhash
 
-from storeds._utils.urls import StoreURL, file_url
+from storeds._utils.urls import StoreURL
 from storeds.backends.class_numbers import ClassNumbers, join_classes
 from storeds.backends.joining import alike
 from storeds.backends.opening import open_backend
 from storeds.backends.store import Store
 from storeds.backends.versions.document import Member, Version
-from storeds.backends.versions.folder import SUFFIXES, VersionFolder
-from storeds.backends.versions.naming import version_folder
+from storeds.backends.versions.naming import version_place
+from storeds.backends.versions.place import VersionPlace
 from storeds.backends.versions.reading import kept_positions
 from storeds.errors import ConfigError, FormatError, StoreExistsError, StoreNotFoundError
 from storeds.layouts.files.rows import BadItem, Rows
 from storeds.protocols import JSON, Meta, Record
 from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import ContentHash
+from storeds.redaction import redact
 
 __all__ = [
     "Plain",
@@ -45,15 +46,17 @@ __all__ = [
 _TRIES = 1000
 
 
-def folder_of(url: str | os.PathLike[str]) -> VersionFolder:
-    """Return the folder of a versioned store; raises ConfigError for any other URL."""
-    folder = version_folder(StoreURL.parse(url))
+def folder_of(url: str | os.PathLike[str]) -> VersionPlace:
+    """Return where a versioned store is; raises ConfigError for any other URL."""
+    folder = version_place(StoreURL.parse(url))
     if folder is None:
-        raise ConfigError(f"{os.fspath(url)} is no versioned store: its URL ends in a slash, as in lmdb://data/train/")
+        raise ConfigError(
+            f"{redact(os.fspath(url))} is no versioned store: its URL ends in a slash, as in lmdb://data/train/"
+        )
     return folder
 
 
-def last_version(folder: VersionFolder) -> Version | None:
+def last_version(folder: VersionPlace) -> Version | None:
     """Return the last version of a store; None if there is none."""
     try:
         return Version.from_text(folder.text(), folder.url)
@@ -62,7 +65,7 @@ def last_version(folder: VersionFolder) -> Version | None:
 
 
 def next_version(
-    folder: VersionFolder, base: Version | None, members: Sequence[Member], action: str, **own: Any
+    folder: VersionPlace, base: Version | None, members: Sequence[Member], action: str, **own: Any
 ) -> Version:
     """Return the version that follows `base`, with these members; its fields and attrs are those of `base` if none are given.
 
@@ -71,8 +74,7 @@ def next_version(
     if base is not None:
         own = {"fields": base.fields, "attrs": base.attrs, **own}
     content = ContentHash()
-    for member in members:
-        digests = folder.get(member.digests)
+    for member, digests in zip(members, folder.get_each([member.digests for member in members]), strict=True):
         if digests.shape != (member.count, 8):
             raise FormatError(f"{folder.url}: {member.name} has {member.count} records and other checksums")
         content.update((digests if member.dropped is None else digests[kept_positions(folder, member)]).tobytes())
@@ -98,7 +100,7 @@ def _author() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def publish(folder: VersionFolder, make: Callable[[Version | None], Version]) -> Version:
+def publish(folder: VersionPlace, make: Callable[[Version | None], Version]) -> Version:
     """Publish what `make` returns for the last version; again if another process publishes one meanwhile."""
     for _ in range(_TRIES):
         version = make(last_version(folder))
@@ -107,16 +109,16 @@ def publish(folder: VersionFolder, make: Callable[[Version | None], Version]) ->
     raise StoreExistsError(f"{folder.url}: other processes publish versions without a pause; try again")
 
 
-def conflict(folder: VersionFolder, what: str) -> StoreExistsError:
+def conflict(folder: VersionPlace, what: str) -> StoreExistsError:
     """Return the error of a change that another version has made wrong."""
     last = last_version(folder)
     by = "" if last is None else f" (version {last.number}, {last.action} by {last.author})"
     return StoreExistsError(f"{folder.url} got another version meanwhile{by}, and nothing was changed: {what} again")
 
 
-def member_of(folder: VersionFolder, name: str) -> tuple[Member, Meta]:
-    """Return a store in the folder of members as a member with all of its records, and its meta. Reads and verifies them."""
-    with open_backend(file_url(folder.engine, folder.member_path(name)), layout="native") as store:
+def member_of(folder: VersionPlace, name: str) -> tuple[Member, Meta]:
+    """Return a store among the members as a member with all of its records, and its meta. Reads and verifies them."""
+    with open_backend(folder.member_url(name), layout="native") as store:
         if not isinstance(store, Store):
             raise FormatError(f"{store.url} is no native store of {folder.engine}")
         meta = store.meta
@@ -125,7 +127,7 @@ def member_of(folder: VersionFolder, name: str) -> tuple[Member, Meta]:
 
 
 def with_members(
-    folder: VersionFolder, base: Version | None, added: Sequence[tuple[Member, Meta]], action: str, message: str
+    folder: VersionPlace, base: Version | None, added: Sequence[tuple[Member, Meta]], action: str, message: str
 ) -> Version:
     """Return the version that has more members than `base`.
 
@@ -196,11 +198,11 @@ class Growing(Plain):
 
     resumes = True
 
-    def __init__(self, folder: VersionFolder, message: str = "", part: str | None = None) -> None:
+    def __init__(self, folder: VersionPlace, url: str, message: str = "", part: str | None = None) -> None:
         self.folder, self.message, self._part = folder, message, None if part is None else _parse_part(part)
         self._base = last_version(folder)
         self._attrs: Mapping[str, JSON] = {}
-        super().__init__(folder.url)
+        super().__init__(url)
 
     def fitted(self, rows: Rows) -> Rows:
         # docstring inherited
@@ -224,14 +226,14 @@ class Growing(Plain):
         # docstring inherited
         part = "" if self._part is None else "-{}-of-{}".format(*self._part)
         name = xxhash.xxh3_128_hexdigest(canonical_json(plan).encode())[:16]
-        self._name = f"{name}{part}{SUFFIXES[self.folder.engine]}"
-        self.url = file_url(self.folder.engine, self.folder.member_path(self._name))
+        self._name = self.folder.member_name(f"{name}{part}")
+        self.url = self.folder.member_url(self._name)
         for member in () if self._base is None else self._base.members:
             if member.name == self._name:
                 raise StoreExistsError(
                     f"{self.folder.url} has these records already, as the member {member.name}: nothing was added"
                 )
-        if not os.path.exists(self.folder.member_path(self._name)):
+        if not self.folder.has_member(self._name):
             return None
         return member_of(self.folder, self._name)[1]
 
@@ -299,11 +301,11 @@ def target_of(url: str, message: str = "", *, part: str | None = None, append: b
     ConfigError
         The store cannot grow.
     """
-    folder = version_folder(StoreURL.parse(url))
+    folder = version_place(StoreURL.parse(url))
     if folder is None:
         if append:
             raise ConfigError(
-                f"{url} names one store, which never changes: append to a versioned store, whose URL ends in a slash, as in "
+                f"{redact(url)} names one store, which never changes: append to a versioned store, whose URL ends in a slash, as in "
                 "lmdb://data/train/; `storeds merge` makes one of stores that are there"
             )
         if part is not None:
@@ -311,7 +313,7 @@ def target_of(url: str, message: str = "", *, part: str | None = None, append: b
                 f"{url}: parts are of a versioned store, whose URL ends in a slash, as in lmdb://data/train/"
             )
         return Plain(url)
-    growing = Growing(folder, message, part)
+    growing = Growing(folder, url, message, part)
     if growing._base is not None and not append and part is None:
         raise StoreExistsError(f"{folder.url} exists; `storeds append` (storeds.append) adds records to it")
     return growing

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote, unquote_plus
 
 import pymongo
-from pymongo import uri_parser
+from pymongo import ReadPreference, uri_parser
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
+from pymongo.write_concern import WriteConcern
 
 from storeds._utils.urls import StoreURL
 from storeds.backends.handles import HandleRef
@@ -27,6 +28,7 @@ __all__ = [
     "ClientFactory",
     "ClientOpener",
     "Location",
+    "durable",
     "leased_database",
     "parse_location",
     "pymongo_errors",
@@ -40,6 +42,7 @@ DEADLINE = 30.0  # seconds; longer than an election
 # Small on purpose: a server has workers × ranks clients. The URL overrides each value.
 _DEFAULTS = {"maxPoolSize": 2, "serverSelectionTimeoutMS": 10_000, "appName": "storeds"}
 _CLOSING = 0.5  # seconds
+_DURABLE = WriteConcern(w="majority", j=True)
 _UNAUTHENTICATED = "authentication failed"
 _REFUSED = {13: "not authorised", 18: _UNAUTHENTICATED, 8000: _UNAUTHENTICATED}
 
@@ -146,6 +149,15 @@ def leased_database(ref: HandleRef[Any], location: Location) -> Iterator[Any]:
                 # PyMongo now considers the server unknown, so this client's next operation would time out.
                 ref.invalidate()
             raise
+
+
+def durable(database: Any) -> Any:
+    """Return a database whose writes end when the majority of the nodes has them in its journal, and which reads from the primary."""
+    try:
+        # A secondary, whatever the URL prefers, may lag behind the majority.
+        return database.with_options(write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY)
+    except NotImplementedError:  # mongomock, which needs no write concern
+        return database
 
 
 def within(seconds: float | None, operation: Callable[[], T]) -> T:

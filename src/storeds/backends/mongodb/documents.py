@@ -25,6 +25,7 @@ __all__ = [
     "META_TEXT",
     "NOTE",
     "RECORDS",
+    "TIME",
     "WRITER",
     "packed_map",
     "part_ids",
@@ -40,6 +41,7 @@ META = "meta"
 # Names in the document of the meta, and others that it has while the store is written.
 META_TEXT, BUILD, MEAN_BYTES, DOCUMENTS = "_meta", "_build", "_mean_bytes", "_documents"
 NOTE, COUNT, WRITER = "_note", "_count", "_writer"
+TIME = "_time"  # of the last change of the meta
 RECORDS = {"_id": {"$gte": 0}}  # a comparison with a number matches numbers only
 _PARTS, _TEXT, _DATA = "_parts", "_text", "_data"
 _LARGE = 15 << 20  # bytes of a document and of a part: below MongoDB's 16 MiB, with room for names

@@ -35,6 +35,7 @@ from storeds.backends.mongodb.documents import (
 )
 from storeds.backends.mongodb.retry import with_retries
 from storeds.backends.mongodb.sink import MongodbSink
+from storeds.backends.mongodb.versions import version_collections
 from storeds.backends.raw import BackendOptions, Fault, Opener, RawStore, Rows
 from storeds.errors import FormatError, RecordError, StoreNotFoundError, UnavailableError
 from storeds.protocols import Description, Field, Meta
@@ -323,7 +324,7 @@ def holds_foreign(url: StoreURL, options: Mapping[str, Any]) -> bool:
         return location.collection in names or _is_bucket(location.collection, names)
 
 
-MONGODB = Engine(_opener, _sink, holds_foreign)
+MONGODB = Engine(_opener, _sink, holds_foreign, versions=version_collections)
 """The engine of ``mongodb://``.
 
 A URL is ``[user:password@]hosts/database/collection[?options]``; every option goes to PyMongo. The keyword ``client_factory``

@@ -7,14 +7,15 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure
 
-from storeds.backends.mongodb.client import Location, within
+from storeds.backends.handles import HandleRef
+from storeds.backends.mongodb.client import Location, durable, leased_database, within
 from storeds.errors import UnavailableError
 
-__all__ = ["with_retries"]
+__all__ = ["on_primary", "with_retries"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -67,6 +68,16 @@ def with_retries(location: Location, operation: Callable[[], T]) -> T:
             _LOG.warning("%s; trying again in %.1f s", error, delay)
             time.sleep(delay)
             limit, pause = limit * 2, min(pause * 2, _LONGEST_PAUSE)
+
+
+def on_primary(ref: HandleRef[Any], location: Location, operation: Callable[[Any], T]) -> T:
+    """Call `operation` with the `durable` database through the client of `ref`, as `with_retries` does."""
+
+    def attempt() -> T:
+        with leased_database(ref, location) as database:
+            return operation(durable(database))
+
+    return with_retries(location, attempt)
 
 
 def _may_pass(cause: BaseException | None) -> bool:

@@ -12,13 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from pymongo import ReadPreference
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
-from pymongo.write_concern import WriteConcern
 
 from storeds._utils.prefetch import ReadAhead
 from storeds.backends.handles import POOL, HandleRef
-from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, leased_database
+from storeds.backends.mongodb.client import ClientFactory, ClientOpener, Location, durable, leased_database
 from storeds.backends.mongodb.documents import (
     BUILD,
     COUNT,
@@ -28,6 +26,7 @@ from storeds.backends.mongodb.documents import (
     META_TEXT,
     NOTE,
     RECORDS,
+    TIME,
     WRITER,
     part_ids,
     partials_of,
@@ -36,7 +35,7 @@ from storeds.backends.mongodb.documents import (
     sealed_of,
     to_documents,
 )
-from storeds.backends.mongodb.retry import with_retries
+from storeds.backends.mongodb.retry import on_primary
 from storeds.errors import StoredsError, StoreExistsError, UnavailableError, appeared
 from storeds.protocols import Array
 
@@ -45,7 +44,6 @@ __all__ = ["MongodbSink"]
 _DUPLICATE = 11000
 _COMMAND_BYTES = 4 << 20  # larger commands do not fit into CPU caches and are slower
 _AHEAD = 2  # commands on their way while the next one is built
-_DURABLE = WriteConcern(w="majority", j=True)
 
 T = TypeVar("T")
 
@@ -82,12 +80,7 @@ class MongodbSink:
 
     def _on_database(self, operation: Callable[[Any], T]) -> T:
         """Call `operation` with the database and return its result, repeated after transient failures."""
-
-        def attempt() -> T:
-            with leased_database(self._ref, self._location) as database:
-                return operation(_durable(database))
-
-        return with_retries(self._location, attempt)
+        return on_primary(self._ref, self._location, operation)
 
     def exists(self) -> bool:
         # docstring inherited
@@ -95,7 +88,7 @@ class MongodbSink:
             name = self._location.collection
             if name not in database.list_collection_names():
                 return False
-            if _build_of(_durable(database)[name]) is None:
+            if _build_of(durable(database)[name]) is None:
                 raise StoreExistsError(
                     f"{self.url} is a collection, but no store, so it is not replaced; drop it yourself"
                 )
@@ -104,7 +97,7 @@ class MongodbSink:
     def begin(self) -> bytes | None:
         # docstring inherited
         with leased_database(self._ref, self._location) as database:
-            database = _durable(database)
+            database = durable(database)
             if not self._is_begun:
                 self._left = partials_of(self._location.collection, database.list_collection_names())
             names = [self._own] if self._is_begun else self._left
@@ -135,7 +128,7 @@ class MongodbSink:
 
     def _records(self) -> Iterator[bytes]:
         with leased_database(self._ref, self._location) as database:
-            own = _durable(database)[self._own]
+            own = durable(database)[self._own]
             for document in own.find(RECORDS).sort("_id", 1):
                 ids = part_ids([document])
                 try:
@@ -159,7 +152,7 @@ class MongodbSink:
 
     def _create(self, database: Any, note: bytes) -> None:
         with suppress(DuplicateKeyError):  # an earlier attempt succeeded
-            database[self._own].insert_one({"_id": META, NOTE: note, COUNT: 0, WRITER: _signature()})
+            database[self._own].insert_one({"_id": META, NOTE: note, COUNT: 0, WRITER: _signature(), TIME: _now()})
 
     def _commands(self, first: int, packed: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
         """Yield the documents of packed records, as many at once as fit into a command."""
@@ -193,7 +186,7 @@ class MongodbSink:
 
     def _update(self, database: Any, values: Mapping[str, Any]) -> None:
         # Never an upsert: the document moved with the collection if another writer took it.
-        if not database[self._own].update_one({"_id": META}, {"$set": values}).matched_count:
+        if not database[self._own].update_one({"_id": META}, {"$set": {**values, TIME: _now()}}).matched_count:
             raise self._lost(database)
 
     def _lost(self, database: Any) -> StoredsError:
@@ -258,19 +251,14 @@ class MongodbSink:
         return str(error)
 
 
-def _durable(database: Any) -> Any:
-    try:
-        # Read from the primary, whatever the URL prefers: a secondary may lag behind the majority.
-        return database.with_options(write_concern=_DURABLE, read_preference=ReadPreference.PRIMARY)
-    except NotImplementedError:  # mongomock, which needs no write concern
-        return database
-
-
 def _build_of(collection: Any) -> str | None:
     found = (collection.find_one({"_id": META}, {BUILD: True}) or {}).get(BUILD)
     return found if isinstance(found, str) else None
 
 
 def _signature() -> str:
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"process {os.getpid()} on {socket.gethostname()}, {now}"
+    return f"process {os.getpid()} on {socket.gethostname()}, {_now():%Y-%m-%d %H:%M:%S UTC}"
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

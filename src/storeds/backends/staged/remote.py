@@ -126,7 +126,7 @@ class Objects:
         hub = _HUB.fullmatch(self._url)
         url = f"https://huggingface.co/{hub[1] or ''}{hub[2]}/resolve/main/{hub[3]}" if hub else self._url
         options: Any = {"allow_http": True} if url.startswith("http://") or _is_local_endpoint() else {}
-        few = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}  # `_tried` does more
+        few: Any = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}  # `_tried` does more
         return from_url(url, client_options=options, retry_config=few)
 
     def _tried(self, what: str, work: Callable[[], T]) -> T:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import xxhash
 
 from storeds._utils.files import nearest, os_failure
-from storeds._utils.urls import file_url
+from storeds._utils.urls import file_path, file_url
 from storeds.backends.staging import reporting, sync_path
-from storeds.errors import ConfigError, FormatError, StoreNotFoundError, UnavailableError
+from storeds.backends.versions.columns import column_name, decode_column, encode_column
+from storeds.backends.versions.place import Leftover, VersionPlace
+from storeds.errors import ConfigError, StoreExistsError, UnavailableError
 from storeds.protocols import Array
-from storeds.records.columns import TEXT
 
-__all__ = ["SUFFIXES", "Leftover", "VersionFolder"]
+__all__ = ["SUFFIXES", "VersionFolder"]
 
 SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5"}
 _VERSION = re.compile(r"(\d{8})\.json")
@@ -36,17 +32,9 @@ _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
-class Leftover(NamedTuple):
-    """A file that no kept version needs: its path, size in bytes, and time of the last change in seconds."""
-
-    path: Path
-    size: int
-    time: float
-
-
 @dataclass(frozen=True)
-class VersionFolder:
-    """Where the members, columns and versions of one store are. Picklable.
+class VersionFolder(VersionPlace):
+    """A versioned store in a folder.
 
     Parameters
     ----------
@@ -61,13 +49,17 @@ class VersionFolder:
 
     @property
     def url(self) -> str:
-        """The store, with a slash at the end."""
+        # docstring inherited
         return f"{file_url(self.engine, self.path)}/"
+
+    def version_url(self, number: int) -> str:
+        # docstring inherited
+        return f"{self.url}?version={number}"
 
     # --- Versions ---
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the versions, ascending; none if there is no such folder."""
+        # docstring inherited
         try:
             names = os.listdir(self._versions)
         except OSError as error:
@@ -76,22 +68,18 @@ class VersionFolder:
             raise os_failure(self.url, "listed", error) from None
         return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
 
-    def text(self, number: int | None = None) -> str:
-        """Return the text of a version, by default of the last one; raises StoreNotFoundError."""
-        numbers = self.numbers()
-        if not numbers:
-            raise StoreNotFoundError(f"no versioned store at {self.url}: {nearest(self._versions)}")
-        if number is not None and number not in numbers:
-            shown = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-            raise StoreNotFoundError(f"{self.url} has no version {number}; it has {shown}")
-        path = self._version(numbers[-1] if number is None else number)
+    def _read(self, number: int) -> str:
+        path = self._version(number)
         try:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UnavailableError(f"{self.url}: {path} cannot be read: {error}") from None
 
+    def _found_instead(self) -> str:
+        return nearest(self._versions)
+
     def publish(self, number: int, text: str) -> bool:
-        """Make the version `number` visible, durably and in one step; False if there is one already."""
+        # docstring inherited
         with reporting(self.url, Path(self.path)):
             os.makedirs(self._versions, exist_ok=True)
             fresh = os.path.join(self._versions, _FRESH.format(secrets.token_hex(8)))
@@ -113,7 +101,7 @@ class VersionFolder:
         return True
 
     def published(self, number: int) -> float:
-        """Return when a version was published, in seconds."""
+        # docstring inherited
         try:
             return os.stat(self._version(number)).st_mtime
         except OSError as error:
@@ -122,58 +110,67 @@ class VersionFolder:
     # --- Columns ---
 
     def put(self, column: Array) -> str:
-        """Keep a column durably, and return its name, which is a hash of its content."""
-        data = io.BytesIO()
-        if column.dtype == TEXT:
-            texts = [text.encode() for text in column.tolist()]
-            bounds = np.cumsum([0, *map(len, texts)], dtype="<i8")
-            np.save(data, bounds)
-            np.save(data, np.frombuffer(b"".join(texts), np.uint8))
-        else:
-            np.save(data, column.astype(column.dtype.newbyteorder("<"), copy=False), allow_pickle=False)
-        name = xxhash.xxh3_128_hexdigest(data.getbuffer())
+        # docstring inherited
+        data = encode_column(column)
+        name = column_name(data)
         path = self.column_path(name)
         if not os.path.exists(path):
             with reporting(self.url, Path(self.path)):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 fresh = f"{os.path.dirname(path)}/{_FRESH.format(secrets.token_hex(8))}"
-                _write(fresh, data.getbuffer())
+                _write(fresh, data)
                 os.replace(fresh, path)
                 sync_path(os.path.dirname(path))
         return name
 
     def get(self, name: str) -> Array:
-        """Return a column.
-
-        Raises
-        ------
-        UnavailableError
-            Its file is gone or cannot be read.
-        FormatError
-            Its bytes are not those that were written.
-        """
+        # docstring inherited
         path = self.column_path(name)
         try:
             data = Path(path).read_bytes()
         except OSError as error:
             raise UnavailableError(f"{self.url}: {path} cannot be read: {error.strerror}") from None
-        if xxhash.xxh3_128_hexdigest(data) != name:
-            raise FormatError(f"{path} does not match its name, which is a hash of it: it is damaged; copy it again")
-        file = io.BytesIO(data)
-        column: Array = np.load(file, allow_pickle=False)
-        if file.tell() == len(data):
-            return column
-        text = np.load(file, allow_pickle=False).tobytes()
-        return np.array(
-            [text[a:b].decode() for a, b in zip(column[:-1].tolist(), column[1:].tolist(), strict=True)], TEXT
-        )
+        return decode_column(data, name, path)
+
+    # --- Members ---
+
+    def member_name(self, stem: str) -> str:
+        # docstring inherited
+        return stem + SUFFIXES[self.engine]
+
+    def member_url(self, name: str) -> str:
+        # docstring inherited
+        return file_url(self.engine, self.member_path(name))
+
+    def has_member(self, name: str) -> bool:
+        # docstring inherited
+        return os.path.exists(self.member_path(name))
+
+    def adopt(self, url: str | os.PathLike[str], *, move: bool) -> str | None:
+        """Return the name of a file that lies in the folder of members, or is moved there; None for another file."""
+        path, _ = file_path(os.fspath(url))
+        if os.path.dirname(os.path.realpath(path)) == os.path.realpath(self._members):
+            return os.path.basename(path)
+        if not move:
+            return None
+        name = self.member_name(os.path.splitext(os.path.basename(path))[0])
+        target = self.member_path(name)
+        if os.path.lexists(target):
+            raise StoreExistsError(f"{target} exists: rename {path}, then merge it")
+        with reporting(target, Path(self.path)):
+            os.makedirs(self._members, exist_ok=True)
+            os.rename(path, target)
+        return name
 
     # --- Files ---
 
     @property
-    def members(self) -> str:
-        """The folder of the members."""
+    def _members(self) -> str:
         return os.path.join(self.path, "members")
+
+    @property
+    def _columns(self) -> str:
+        return os.path.join(self.path, "columns")
 
     @property
     def _versions(self) -> str:
@@ -184,28 +181,26 @@ class VersionFolder:
 
     def column_path(self, name: str) -> str:
         """Return the path of a column."""
-        return os.path.join(self.path, "columns", f"{name}.npy")
+        return os.path.join(self._columns, f"{name}.npy")
 
     def member_path(self, name: str) -> str:
         """Return the path of a member."""
-        return os.path.join(self.members, name)
+        return os.path.join(self._members, name)
 
     def member_names(self) -> list[str]:
-        """Return the names of all stores in the folder of members, sorted; whether a version has them does not matter."""
+        # docstring inherited
         try:
-            return sorted(name for name in os.listdir(self.members) if not name.startswith("."))
+            return sorted(name for name in os.listdir(self._members) if not name.startswith("."))
         except FileNotFoundError:
             return []
 
-    def leftovers(self, names: set[str], columns: set[str], numbers: set[int], former: set[str]) -> Iterator[Leftover]:
-        """Yield each file of a store that is none of these members, columns and versions.
-
-        A member is of the store if it has a name that storeds gives, or is one of the `former` members. Any other file in the
-        folder is its owner's.
-        """
-        wanted = {self.member_path(name) for name in names} | {self.column_path(name) for name in columns}
-        wanted |= {self._version(number) for number in numbers}
-        for folder in (self.members, os.path.join(self.path, "columns"), self._versions):
+    def leftovers(
+        self, members: Collection[str], columns: Collection[str], numbers: Collection[int], former: Collection[str]
+    ) -> Iterator[Leftover]:
+        # docstring inherited
+        wanted = {*map(self.member_path, members), *map(self.column_path, columns), *map(self._version, numbers)}
+        folders = {"member": self._members, "column": self._columns, "version": self._versions}
+        for kind, folder in folders.items():
             for root, _, files in os.walk(folder):
                 for file in files:
                     path = os.path.join(root, file)
@@ -214,10 +209,14 @@ class VersionFolder:
                         with contextlib.suppress(FileNotFoundError):
                             status = os.stat(path)
                             # A file that was moved here is as young as its move.
-                            yield Leftover(Path(path), status.st_size, max(status.st_mtime, status.st_ctime))
+                            yield Leftover(kind, path, status.st_size, max(status.st_mtime, status.st_ctime))
+
+    def remove(self, leftover: Leftover) -> None:
+        # docstring inherited
+        Path(leftover.path).unlink(missing_ok=True)
 
 
-def _write(path: str, data: bytes | memoryview) -> None:
+def _write(path: str, data: bytes) -> None:
     with open(path, "xb") as file:
         file.write(data)
         file.flush()

@@ -9,21 +9,27 @@ from typing import Any
 
 from storeds._utils.urls import StoreURL
 from storeds.backends.versions.folder import SUFFIXES, VersionFolder
+from storeds.backends.versions.place import VersionPlace
 from storeds.errors import FormatError
+from storeds.registry import BACKENDS
 
-__all__ = ["version_folder"]
+__all__ = ["version_place"]
 
 _LMDB_DATA = "data.mdb"
 
 
-def version_folder(url: StoreURL, options: Mapping[str, Any] | None = None) -> VersionFolder | None:
-    """Return the folder of the versioned store that a URL names; None if it names anything else.
+def version_place(url: StoreURL, options: Mapping[str, Any] | None = None) -> VersionPlace | None:
+    """Return where the versioned store is that a URL names; None if it names anything else.
 
     It does if it ends in a slash and has the scheme of an engine, unless an LMDB environment is there or ``columns`` names the
     files of the folder; and if versions are in the folder, whatever the URL looks like.
     """
-    if url.scheme not in (None, *SUFFIXES) or not url.path or "columns" in {**url.options, **(options or {})}:
+    given = {**url.options, **(options or {})}
+    if not url.path or "columns" in given:
         return None
+    if url.scheme not in (None, *SUFFIXES):
+        find = getattr(BACKENDS.get(url.scheme), "versions", None) if url.scheme in BACKENDS.names() else None
+        return None if find is None else find(url, given)
     path = url.file
     if os.path.exists(os.path.join(path, _LMDB_DATA)):
         return None

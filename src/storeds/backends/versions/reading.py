@@ -9,12 +9,12 @@ from typing import Any, overload
 
 import numpy as np
 
-from storeds._utils.urls import StoreURL, file_url
+from storeds._utils.urls import StoreURL
 from storeds.backends.engine import Engine
 from storeds.backends.overlay import Overlay
 from storeds.backends.store import Store
 from storeds.backends.versions.document import Member, Version
-from storeds.backends.versions.folder import VersionFolder
+from storeds.backends.versions.place import VersionPlace
 from storeds.backends.view import View
 from storeds.errors import ConfigError
 from storeds.protocols import Array, Backend, Field, Meta
@@ -26,17 +26,17 @@ _LOG = logging.getLogger("storeds")
 __all__ = ["VersionedStore", "kept_positions", "member_store", "open_version"]
 
 
-def kept_positions(folder: VersionFolder, member: Member) -> Array:
+def kept_positions(place: VersionPlace, member: Member) -> Array:
     """Return the positions of the records of a member that the version has, ascending."""
     positions = np.arange(member.count)
-    return positions if member.dropped is None else np.delete(positions, folder.get(member.dropped))
+    return positions if member.dropped is None else np.delete(positions, place.get(member.dropped))
 
 
 @dataclass
 class _Kept:
     """The positions of the records that a version has of a member; stands for an `Index` in a `View`."""
 
-    folder: VersionFolder
+    place: VersionPlace
     member: Member
     _positions: Array | None = field(default=None, repr=False)
 
@@ -47,7 +47,7 @@ class _Kept:
     @property
     def positions(self) -> Array:
         if self._positions is None:
-            self._positions = kept_positions(self.folder, self.member)
+            self._positions = kept_positions(self.place, self.member)
         return self._positions
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class _Columns(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._found:
             kept = self._kept
-            whole = kept.folder.get(kept.member.columns[name])
+            whole = kept.place.get(kept.member.columns[name])
             self._found[name] = whole if kept.member.dropped is None else whole[kept.positions]
         return self._found[name]
 
@@ -85,10 +85,10 @@ class _Columns(Mapping[str, Array]):
         return {**self.__dict__, "_found": {}}
 
 
-def member_store(folder: VersionFolder, version: Version, member: Member, options: Mapping[str, Any]) -> Store:
+def member_store(place: VersionPlace, version: Version, member: Member, options: Mapping[str, Any]) -> Store:
     """Return the store of a member; nothing is opened before it is read."""
-    engine: Engine = BACKENDS.get(folder.engine)
-    opener = engine.opener(StoreURL.parse(file_url(folder.engine, folder.member_path(member.name))), **options)
+    engine: Engine = BACKENDS.get(place.engine)
+    opener = engine.opener(StoreURL.parse(place.member_url(member.name)), **options)
     fields = version.fields
     if member.lacks:
         fields = {name: each for name, each in fields.items() if name not in member.lacks}
@@ -98,8 +98,8 @@ def member_store(folder: VersionFolder, version: Version, member: Member, option
 class _Members(Sequence[Backend]):
     """The members of a version as backends, each made when it is asked for. A pickle has none."""
 
-    def __init__(self, folder: VersionFolder, version: Version, options: Mapping[str, Any]) -> None:
-        self._folder, self._version, self._options = folder, version, options
+    def __init__(self, place: VersionPlace, version: Version, options: Mapping[str, Any]) -> None:
+        self._place, self._version, self._options = place, version, options
         self._made: dict[int, Backend] = {}
 
     def __len__(self) -> int:
@@ -119,10 +119,10 @@ class _Members(Sequence[Backend]):
         return self._made[number]
 
     def _backend(self, member: Member) -> Backend:
-        store = member_store(self._folder, self._version, member, self._options)
+        store = member_store(self._place, self._version, member, self._options)
         if member.dropped is None and not member.columns:
             return store
-        kept: Any = _Kept(self._folder, member)
+        kept: Any = _Kept(self._place, member)
         if not member.columns:
             return View([store], kept)
         view = Overlay(store, _Columns(kept, self._version.fields), kept)
@@ -145,7 +145,7 @@ class VersionedStore(View):
 
     Parameters
     ----------
-    folder : VersionFolder
+    place : VersionPlace
     version : Version
     options : mapping
         Of the engine, for each member.
@@ -155,12 +155,12 @@ class VersionedStore(View):
     version : Version
     """
 
-    def __init__(self, folder: VersionFolder, version: Version, options: Mapping[str, Any]) -> None:
-        self.folder, self.version = folder, version
-        members: Any = _Members(folder, version, options)
+    def __init__(self, place: VersionPlace, version: Version, options: Mapping[str, Any]) -> None:
+        self._place, self.version = place, version
+        members: Any = _Members(place, version, options)
         counts = [member.kept for member in version.members]
         super().__init__(
-            members, url=folder.url, meta=version.meta(f"version-{version.number}-{version.id}"), counts=counts
+            members, url=place.url, meta=version.meta(f"version-{version.number}-{version.id}"), counts=counts
         )
 
     def __repr__(self) -> str:
@@ -168,18 +168,19 @@ class VersionedStore(View):
 
     def url_of(self, id_: str | None) -> str | None:
         """Return the URL of another version that has the records with this id; None if there is none."""
-        for number in reversed(self.folder.numbers()):
-            if number != self.version.number and Version.from_text(self.folder.text(number), self.url).id == id_:
+        for number in reversed(self._place.numbers()):
+            if number != self.version.number and Version.from_text(self._place.text(number), self.url).id == id_:
                 return f"{self.url}?version={number}"
         return None
 
     def close(self) -> None:
         # docstring inherited
         self.stores.close()  # type: ignore[attr-defined]  # the members
+        self._place.close()
 
 
 def open_version(
-    folder: VersionFolder, number: object = None, options: Mapping[str, Any] | None = None
+    place: VersionPlace, number: object = None, options: Mapping[str, Any] | None = None
 ) -> VersionedStore:
     """Open a version, by default the last one.
 
@@ -196,9 +197,10 @@ def open_version(
         try:
             number = int(str(number))
         except ValueError:
-            raise ConfigError(f"{folder.url}: version is a number, not {number!r}") from None
-    version = Version.from_text(folder.text(number), folder.url)
-    last = version.number if number is None else folder.numbers()[-1]
+            raise ConfigError(f"{place.url}: version is a number, not {number!r}") from None
+    version = Version.from_text(place.text(number), place.url)
+    last = version.number if number is None else place.numbers()[-1]
     if last != version.number:
-        _LOG.info("%s: version %d is open, and the last is %d", folder.url, version.number, last)
-    return VersionedStore(folder, version, options or {})
+        _LOG.info("%s: version %d is open, and the last is %d", place.url, version.number, last)
+    place.close()  # so that a process usually holds no handle when it forks
+    return VersionedStore(place, version, options or {})
