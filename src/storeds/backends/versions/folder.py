@@ -26,7 +26,7 @@ _VERSION = re.compile(r"(\d{8})\.json")
 _FRESH = ".{}.fresh"
 # Names that storeds gives, of members and their unfinished writes, columns, versions, and files that have no name yet.
 _OURS = re.compile(
-    r"^\.?([0-9a-f]{16}|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
+    r"^\.?([0-9a-f]{16}(-\d+-of-\d+)?|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
 )
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -141,6 +141,13 @@ class VersionFolder(VersionPlace):
     def member_url(self, name: str) -> str:
         # docstring inherited
         return file_url(self.engine, self._member(name))
+
+    def member_names(self) -> list[str]:
+        # docstring inherited
+        try:
+            return sorted(name for name in os.listdir(self._members) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
 
     def has_member(self, name: str) -> bool:
         # docstring inherited
