@@ -1,4 +1,4 @@
-"""Versioned stores in MongoDB: their URLs, what `clean` leaves alone, damage, and servers that are lost."""
+"""Versioned stores in MongoDB: their names, what `clean` leaves alone, damage, and servers that are lost."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from conftest import with_path
 from make_store import make_store
 from storeds import errors, ops
 from storeds.backends.mongodb.versions import VersionCollections
+from storeds.ops.growing import folder_of
 
 FIELDS = {"n": "int", "key": "str"}
 GONE = "mongodb://user:hush@127.0.0.1:1/db/train/?serverSelectionTimeoutMS=50&timeoutMS=300"
@@ -147,6 +148,18 @@ def test_a_version_is_published_once(url: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("storeds.backends.mongodb.versions._MOST_TEXT", 3)
     with pytest.raises(errors.ConfigError, match="storeds compact"):
         place.publish(4, "text")
+
+
+@pytest.mark.parametrize("engine", ["lmdb", "hdf5", "mongodb"])
+def test_a_place_names_the_members_that_are_there(engine: str, make_engine_url: Callable[[str], str]) -> None:
+    place = folder_of(with_path(make_engine_url(engine), ""))
+    assert place.member_names() == []
+    names = [place.member_name(stem) for stem in ("b-1-of-2", "b-2-of-2", "a")]
+    for name in names:
+        rows(1, url=place.member_url(name))
+    assert place.member_names() == sorted(names)
+    assert place.has_member(names[0])
+    assert not place.has_member(place.member_name("c"))
 
 
 def test_collections_are_merged_by_copying(url: str, mongodb_database: str) -> None:

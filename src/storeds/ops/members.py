@@ -36,8 +36,8 @@ def merge(
         Of a versioned store.
     *others : str or path
         Native stores of the same engine, with the same fields. Files in its folder ``members`` become members as they are;
-        others are copied as by `append`, or moved there with `move`. MongoDB's are always copied. A member that is not copied has the classes of the store,
-        or some of them or more in the same order.
+        others are copied as by `append`, or moved there with `move`. Collections of MongoDB are always copied. A member that is
+        not copied has the classes of the store, or some of them or more in the same order.
     move : bool
         Rename the other files into the folder: nothing is copied, and they are no longer where they were.
     message : str

@@ -99,6 +99,10 @@ class VersionCollections(VersionPlace):
         """Call `operation` with a collection of the store and return its result, repeated after transient failures."""
         return on_primary(self._ref, self._location, lambda database: operation(database[self._name(part)]))
 
+    def _collections(self) -> list[str]:
+        """Return the names of all collections of the database, sorted."""
+        return on_primary(self._ref, self._location, lambda database: sorted(database.list_collection_names()))
+
     def _find(self, part: str, id: Any, *fields: str) -> Mapping[str, Any] | None:
         """Return these fields of a document, by default all, or None if it is not there."""
         projection = dict.fromkeys(fields, True) or None
@@ -135,8 +139,7 @@ class VersionCollections(VersionPlace):
         return found
 
     def _found_instead(self) -> str:
-        names = on_primary(self._ref, self._location, lambda database: database.list_collection_names())
-        stores = sorted(name.removesuffix(".versions") for name in names if name.endswith(".versions"))
+        stores = [name.removesuffix(".versions") for name in self._collections() if name.endswith(".versions")]
         has = f"the versioned stores {some(stores, 8)}" if stores else "no versioned stores"
         return f"database {self._location.database!r} has {has}"
 
@@ -196,6 +199,12 @@ class VersionCollections(VersionPlace):
         # docstring inherited
         return f"{self._base}.members.{name}{self._query}"
 
+    def member_names(self) -> list[str]:
+        # docstring inherited
+        begin = self._name("members.")
+        names = (name.removeprefix(begin) for name in self._collections() if name.startswith(begin))
+        return [name for name in names if ".partial." not in name]
+
     def has_member(self, name: str) -> bool:
         # docstring inherited
         return self._find(f"members.{name}", META, BUILD) is not None
@@ -231,7 +240,7 @@ class VersionCollections(VersionPlace):
             if name not in columns:
                 yield Leftover("column", self._name(f"columns/{name}"), last[_SIZE], _seconds(last[TIME]))
         begin = self._name("members.")
-        for name in on_primary(self._ref, self._location, lambda database: sorted(database.list_collection_names())):
+        for name in self._collections():
             member = name.removeprefix(begin)
             if name.startswith(begin) and member not in members and _MEMBER.fullmatch(member):
                 yield self._member_left(member)

@@ -142,6 +142,13 @@ class VersionFolder(VersionPlace):
         # docstring inherited
         return file_url(self.engine, self.member_path(name))
 
+    def member_names(self) -> list[str]:
+        # docstring inherited
+        try:
+            return sorted(name for name in os.listdir(self._members) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
     def has_member(self, name: str) -> bool:
         # docstring inherited
         return os.path.exists(self.member_path(name))

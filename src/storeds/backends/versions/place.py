@@ -123,6 +123,10 @@ class VersionPlace(Protocol):
         """Return the URL of a member, which opens and writes it. It may hold a password."""
         ...
 
+    def member_names(self) -> list[str]:
+        """Return the names of all members that are there, sorted; whether a version has them does not matter."""
+        ...
+
     def has_member(self, name: str) -> bool:
         """Whether a store with the name of a member is there."""
         ...
