@@ -251,7 +251,8 @@ class _Change:
     def drop(self, keys: Collection[str], where: str | None) -> None:
         """Leave out records."""
         dropped = np.zeros(self.base.count, bool)
-        dropped[list(self._positions(keys, "drop").values())] = True
+        if keys:
+            dropped[list(self._positions(keys, "drop").values())] = True
         if where is not None:
             dropped |= matching(self._view(), Condition(where))
         positions = np.flatnonzero(dropped)

@@ -209,13 +209,6 @@ class VersionCollections(VersionPlace):
         # docstring inherited
         return self._find(f"members.{name}", META, BUILD) is not None
 
-    def member_names(self) -> list[str]:
-        # docstring inherited
-        begin = self._name("members.")
-        names = on_primary(self._ref, self._location, lambda database: sorted(database.list_collection_names()))
-        found = [name.removeprefix(begin) for name in names if name.startswith(begin)]
-        return [name for name in found if ".partial." not in name]
-
     def adopt(self, url: str | os.PathLike[str], *, move: bool) -> None:
         """Return None: collections are always copied. Raises ConfigError for `move`."""
         if move:

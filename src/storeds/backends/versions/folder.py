@@ -194,13 +194,6 @@ class VersionFolder(VersionPlace):
         """Return the path of a member."""
         return os.path.join(self._members, name)
 
-    def member_names(self) -> list[str]:
-        # docstring inherited
-        try:
-            return sorted(name for name in os.listdir(self._members) if not name.startswith("."))
-        except FileNotFoundError:
-            return []
-
     def leftovers(
         self, members: Collection[str], columns: Collection[str], numbers: Collection[int], former: Collection[str]
     ) -> Iterator[Leftover]:

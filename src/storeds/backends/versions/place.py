@@ -131,10 +131,6 @@ class VersionPlace(Protocol):
         """Whether a store with the name of a member is there."""
         ...
 
-    def member_names(self) -> list[str]:
-        """Return the names of all stores that may be members, sorted, whether a version has them or not."""
-        ...
-
     def adopt(self, url: str | os.PathLike[str], *, move: bool) -> str | None:
         """Make a member of a store of the same engine without copying it, and return its name; None if it must be copied.
 

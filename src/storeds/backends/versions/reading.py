@@ -170,7 +170,7 @@ class VersionedStore(View):
         """Return the URL of another version that has the records with this id; None if there is none."""
         for number in reversed(self._place.numbers()):
             if number != self.version.number and Version.from_text(self._place.text(number), self.url).id == id_:
-                return f"{self.url}?version={number}"
+                return self._place.version_url(number)
         return None
 
     def close(self) -> None:
