@@ -22,7 +22,7 @@ from storeds.ops.packing import append, pack
 from storeds.ops.progress import ProgressHook
 from storeds.protocols import Meta
 
-__all__ = ["Cleaned", "clean", "commit", "compact", "merge"]
+__all__ = ["Cleaned", "clean", "commit", "compact", "merge", "unpublished_parts"]
 
 _PART = re.compile(r"([0-9a-f]{16})-(\d+)-of-(\d+)\.\w+")
 
@@ -103,13 +103,7 @@ def commit(url: str | os.PathLike[str], *, message: str = "") -> Version:
         A part is damaged.
     """
     folder = folder_of(url)
-    base = last_version(folder)
-    published = {member.name for member in base.members} if base is not None else set[str]()
-    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for name in folder.member_names():
-        found = _PART.fullmatch(name)
-        if found is not None and name not in published:
-            sets[found[1], int(found[3])][int(found[2])] = name
+    sets = unpublished_parts(folder)
     if not sets:
         raise ConfigError(
             f"{folder.url} has no parts to publish: storeds pack SOURCE {folder.url} --part 1/2 writes one"
@@ -124,6 +118,18 @@ def commit(url: str | os.PathLike[str], *, message: str = "") -> Version:
     for (_, count), names in sets.items():
         _publish(folder, [member_of(folder, names[number]) for number in range(1, count + 1)], "append", message)
     return Version.from_text(folder.text(), folder.url)
+
+
+def unpublished_parts(folder: VersionFolder) -> dict[tuple[str, int], dict[int, str]]:
+    """Return the parts that no version has: (hash of the source, number of parts) → number of a part → its member."""
+    base = last_version(folder)
+    published = {member.name for member in base.members} if base is not None else set[str]()
+    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for name in folder.member_names():
+        found = _PART.fullmatch(name)
+        if found is not None and name not in published:
+            sets[found[1], int(found[3])][int(found[2])] = name
+    return sets
 
 
 def compact(url: str | os.PathLike[str], *, message: str = "", progress: ProgressHook | None = None) -> Version:
