@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from storeds import ops
 from storeds.backends.opening import open_backend
 from storeds.backends.staging import ActiveWriterError
@@ -272,6 +274,8 @@ def _blocks(backend: Backend, fields: Mapping[str, Field], start: int, stop: int
 def _column(field: Field, values: list[Any]) -> Any:
     """Return the values of a field as an Arrow array."""
     if field.kind == "array":
+        if not values:  # an empty array has its type from one value
+            return _column(field, [np.zeros([size or 0 for size in field.shape or ()], field.dtype)])[:0]
         return _import("ray.data.extensions").ArrowTensorArray.from_numpy(values)
     pa = _import("pyarrow")
     types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "json": pa.string()}
