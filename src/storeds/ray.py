@@ -140,7 +140,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
             ray.init(address or "auto", logging_level=logging.WARNING)
     except ConnectionError as error:
         raise UnavailableError(
-            f"no Ray cluster at {address or 'auto'}: `ray start --head` starts one, and address='local' (--ray local) "
+            f"no Ray cluster at {address or 'auto'}: `ray start` starts one, and address='local' (--ray local) "
             f"one for this call ({error})"
         ) from None
     try:
@@ -203,10 +203,10 @@ def _together(version: Version, parts: Sequence[Packed]) -> Packed:
 
 
 def read(url: str | os.PathLike[str], *, fields: Sequence[str] | None = None) -> Any:
-    """Return the records of a store as a `ray.data.Dataset`, a row for each, in order. Raises the errors of `open_backend`.
+    """Return the records of a store as a `ray.data.Dataset`, a row for each. Raises the errors of `open_backend`.
 
     One task reads a member of a versioned store, or a range of any other store. Numbers are int64 or float64, arrays tensors, and
-    json its text. The dataset keeps the version that was opened. Using it raises the `RecordError` of a bad record.
+    json its text. Blocks arrive in any order, unless ``preserve_order`` of Ray is set. The dataset keeps the version that was opened. Using it raises the `RecordError` of a bad record.
 
     Parameters
     ----------
@@ -275,8 +275,10 @@ def _column(field: Field, values: list[Any]) -> Any:
     """Return the values of a field as an Arrow array."""
     if field.kind == "array":
         if not values:  # an empty array has its type from one value
-            return _column(field, [np.zeros([size or 0 for size in field.shape or ()], field.dtype)])[:0]
-        return _import("ray.data.extensions").ArrowTensorArray.from_numpy(values)
+            return _column(field, [np.zeros([size or 1 for size in field.shape or ()], field.dtype)])[:0]
+        extensions = _import("ray.data.extensions")
+        tensors = extensions.ArrowTensorArray if field.is_fixed else extensions.ArrowVariableShapedTensorArray
+        return tensors.from_numpy(values)
     pa = _import("pyarrow")
     types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string(), "json": pa.string()}
     return pa.array(
