@@ -206,7 +206,8 @@ def read(url: str | os.PathLike[str], *, fields: Sequence[str] | None = None) ->
     """Return the records of a store as a `ray.data.Dataset`, a row for each. Raises the errors of `open_backend`.
 
     One task reads a member of a versioned store, or a range of any other store. Numbers are int64 or float64, arrays tensors, and
-    json its text. Blocks arrive in any order, unless ``preserve_order`` of Ray is set. The dataset keeps the version that was opened. Using it raises the `RecordError` of a bad record.
+    json its text. Blocks come in any order, as Ray reads them. The dataset keeps the version that was opened. Using it raises
+    the `RecordError` of a bad record.
 
     Parameters
     ----------

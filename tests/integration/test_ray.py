@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from storeds import errors, ops
 pytestmark = pytest.mark.filterwarnings("default")  # those of Ray are not ours
 
 
+SMALL = {"num_cpus": 1, "object_store_memory": 100 << 20}
+
+
 class Slow:
     """A data set object whose items take a moment, and that notes which machine read which item."""
 
     def __init__(self, notes: Path, count: int) -> None:
-        self.notes, self.count = notes, count
+        self.notes, self.count, self.pause = notes, count, 0.05
 
     def __len__(self) -> int:
         return self.count
@@ -39,7 +43,7 @@ class Slow:
         node = importlib.import_module("ray").get_runtime_context().get_node_id()
         with open(self.notes, "a") as file:
             file.write(f"{index} {node}\n")
-        time.sleep(0.05)
+        time.sleep(self.pause)
         return {"key": f"{index:03}", "n": index}
 
     def read(self) -> list[list[str]]:
@@ -51,12 +55,11 @@ def cluster() -> Iterator[Any]:
     """A cluster of two machines with a CPU each, to which this process is connected."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'storeds[ray]'")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    small = {"num_cpus": 1, "object_store_memory": 100 << 20}
     found = importlib.import_module("ray.cluster_utils").Cluster(
-        initialize_head=True, head_node_args={**small, "include_dashboard": False}
+        initialize_head=True, head_node_args={**SMALL, "include_dashboard": False}
     )
     try:
-        found.add_node(**small)
+        found.add_node(**SMALL)
         ray.init(found.address)
         found.wait_for_nodes()
         yield found
@@ -123,34 +126,64 @@ def test_the_parts_of_a_cluster_have_the_id_of_one_process(
         storeds.ray.pack(source, f"{engine}://store/")
 
 
-def test_a_machine_that_dies_loses_nothing(cluster: Any, tmp_path: Path) -> None:
-    source, url = Slow(tmp_path / "notes", 120), f"lmdb://{tmp_path}/store/"
-    importlib.import_module("ray.cloudpickle").register_pickle_by_value(sys.modules[__name__])
-    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+@contextmanager
+def dying_machine(cluster: Any, source: Slow) -> Iterator[Callable[[], list[int]]]:
+    """Add a machine, and kill it when it has written some of a part. Gives what returns the items that it has read."""
+    node = cluster.add_node(**SMALL)
     cluster.wait_for_nodes()
 
     def read_there() -> list[int]:
         return [int(index) for index, name in source.read() if name == node.node_id]
 
-    def kill() -> None:  # when the machine writes its part: before, it looks at single items
+    def kill() -> None:  # items in a row: before, it looks at single ones
         while sum(two == one + 1 for one, two in itertools.pairwise(read_there())) < 5:
             time.sleep(0.01)
         cluster.remove_node(node, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    packed = storeds.ray.pack(source, url, parts=3, commit_every=1)
+    yield read_there
     killer.join()
+
+
+@pytest.mark.parametrize("retries", [3, 0])
+def test_a_machine_that_dies_loses_nothing(cluster: Any, retries: int, tmp_path: Path) -> None:
+    source, url = Slow(tmp_path / "notes", 120), f"lmdb://{tmp_path}/store/"
+    importlib.import_module("ray.cloudpickle").register_pickle_by_value(sys.modules[__name__])
+    with dying_machine(cluster, source) as read_there:
+        if retries:
+            packed = storeds.ray.pack(source, url, parts=3, commit_every=1)
+        else:
+            with pytest.raises(errors.UnavailableError, match=r"part \d/3: "):
+                storeds.ray.pack(source, url, parts=3, commit_every=1, retries=0)
     lost = read_there()
     assert lost[-1] % 40 < 30  # it was killed midway
-    assert lost[-1] + 1 in [int(index) for index, name in source.read() if name != node.node_id]
-    same = make_store(
-        {"key": "str", "n": "int"}, ({"key": f"{n:03}", "n": n} for n in range(120)), tmp_path / "whole.h5"
-    )
-    assert packed.count == 120
-    assert storeds.info(url).id == packed.id
-    assert [(row["key"], row["n"]) for row in rows_of(url)] == [(f"{n:03}", n) for n in range(120)]
-    assert rows_of(url, fields=["n"]) == rows_of(same, fields=["n"])
+    if not retries:
+        packed = storeds.ray.pack(source, url, parts=3, commit_every=1)
+    assert lost[-1] + 1 in [int(index) for index, _ in source.read()[-120:]]
+    source.pause = 0
+    whole = storeds.pack(source, tmp_path / "whole.lmdb")
+    assert (packed.id, packed.count, packed.build) == (whole.id, 120, "version 1")
+    assert storeds.verify(url).ok
+    assert rows_of(url) == [{"key": f"{n:03}", "n": n} for n in range(120)]
+
+
+class Unavailable(Slow):
+    """A data set object that cannot be read at first, as a server that starts."""
+
+    def __len__(self) -> int:
+        if len(self.read()) < 2:
+            self.notes.open("a").write("0 none\n")
+            raise errors.UnavailableError("the server starts")
+        return super().__len__()
+
+
+def test_a_part_whose_source_is_unavailable_is_tried_again(cluster: Any, tmp_path: Path) -> None:
+    importlib.import_module("ray.cloudpickle").register_pickle_by_value(sys.modules[__name__])
+    url = f"hdf5://{tmp_path}/store/"
+    with pytest.raises(errors.UnavailableError, match="part 1/1: the server starts"):
+        storeds.ray.pack(Unavailable(tmp_path / "a", 3), url, parts=1, retries=0)
+    assert storeds.ray.pack(Unavailable(tmp_path / "b", 3), url, parts=1, retries=2).count == 3
 
 
 def test_bad_items_are_reported_with_their_parts_and_the_other_parts_stay(cluster: Any, tmp_path: Path) -> None:
