@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -153,7 +153,8 @@ def _cluster(address: str | None) -> Iterator[Any]:
 def _pack_part(job: tuple[str, Any, str, dict[str, Any]], part: str) -> tuple[Packed | RecordError, list[Bad]]:
     """Pack one part, in a task. A RecordError is a result: other parts go on."""
     folder, source, url, options = job
-    os.chdir(folder)
+    with suppress(FileNotFoundError):  # absolute paths need no such folder on this machine
+        os.chdir(folder)
     problems: list[Bad] = []
     end = time.monotonic() + _PATIENCE
     while True:
