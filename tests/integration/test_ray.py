@@ -20,9 +20,11 @@ import pytest
 import storeds
 import storeds.ray
 from _packing import storeds_command, storeds_json
+from _writing import fork, wait_for
 from make_store import make_store
 from mask_files import write
 from storeds import errors, ops
+from storeds.backends.staging import active_writer
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of Ray are not ours
 
@@ -106,6 +108,24 @@ def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_all_parts_are_written(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="packing with Ray writes all parts"):
         storeds.ray.pack(tmp_path, f"lmdb://{tmp_path}/store/", **options)
+
+
+def test_a_part_waits_for_a_task_that_outlives_its_machine(tmp_path: Path) -> None:
+    source, url = pictures(tmp_path / "source"), f"lmdb://{tmp_path}/store/"
+    child = fork(lambda: storeds.pack(source, url, part="1/1", progress=lambda _: time.sleep(1)))
+    while not any(
+        map(active_writer, (tmp_path / "store/members" / name for name in staged(tmp_path / "store/members")))
+    ):
+        time.sleep(0.01)
+    packed, _ = storeds.ray._pack_part((str(tmp_path), source, url, {}), "1/1")
+    assert wait_for(child) == 0
+    assert not isinstance(packed, errors.RecordError)
+    assert (packed.count, packed.notes) == (11, ("an earlier run had written these records",))
+
+
+def staged(folder: Path) -> list[str]:
+    """Return the names of the stores that are being written."""
+    return [path.name.removeprefix(".").removesuffix(".partial") for path in folder.glob(".*.partial")]
 
 
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
