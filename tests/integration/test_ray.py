@@ -117,7 +117,7 @@ def test_a_part_waits_for_a_task_that_outlives_its_machine(tmp_path: Path) -> No
         map(active_writer, (tmp_path / "store/members" / name for name in staged(tmp_path / "store/members")))
     ):
         time.sleep(0.01)
-    packed, _ = storeds.ray._pack_part((str(tmp_path), source, url, {}), "1/1")
+    packed, _ = storeds.ray._pack_part((os.getcwd(), source, url, {}), "1/1")
     assert wait_for(child) == 0
     assert not isinstance(packed, errors.RecordError)
     assert (packed.count, packed.notes) == (11, ("an earlier run had written these records",))
