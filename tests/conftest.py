@@ -34,7 +34,7 @@ os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 ENGINES = ("lmdb", "hdf5", "mongodb", "memory")
 
 PROCESSES = (
-    "crashes distributed examples failover forks loader modes modes_bad_input mongod plugin_example processes "
+    "crashes distributed examples failover forks loader modes modes_bad_input mongod plugin_example processes ray "
     "samples_equal sampling two_writers verify_damage"
 )
 PROCESS_FILES = frozenset(f"test_{name}.py" for name in PROCESSES.split())

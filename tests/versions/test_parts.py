@@ -101,3 +101,15 @@ def test_a_part_that_is_none_is_refused(part: str, tmp_path: Path) -> None:
 def test_parts_are_of_a_versioned_store(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="whose URL ends in a slash"):
         storeds.pack(table(tmp_path / "source"), tmp_path / "a.lmdb", part="1/2")
+
+
+def test_a_source_in_two_numbers_of_parts_is_published_once(tmp_path: Path) -> None:
+    source, url = folder(tmp_path / "source"), f"lmdb://{tmp_path}/store/"
+    for part in ("1/3", "1/2", "2/2"):
+        storeds.pack(source, url, part=part)
+    assert ops.commit(url).count == 11
+    for part in ("2/3", "3/3"):
+        storeds.pack(source, url, part=part)
+    with pytest.raises(errors.ConfigError, match="has no parts to publish"):
+        ops.commit(url)
+    assert storeds.info(url).count == 11

@@ -21,7 +21,7 @@ from storeds._utils.files import engine_of_file, staging_folder
 from storeds._utils.text import byte_size
 from storeds.errors import ConfigError, StoredsError, StoreExistsError, appeared
 
-__all__ = ["Staging", "active_writer", "explain", "replace_file", "reporting", "sync_path"]
+__all__ = ["ActiveWriterError", "Staging", "active_writer", "explain", "replace_file", "reporting", "sync_path"]
 
 _COPY = "copy"  # of a file that has another name
 _NAMES = ("note", "log", _COPY)  # of files beside the one that becomes the store
@@ -153,6 +153,10 @@ def _owner(descriptor: int) -> str:
     return "another writer"
 
 
+class ActiveWriterError(StoreExistsError):
+    """Another process is writing the same store; it may end soon."""
+
+
 class Staging:
     """The folder in which one writer builds one target.
 
@@ -247,7 +251,7 @@ class Staging:
                 raise StoreExistsError(
                     f"{self.url} is being written by another writer of this process; publish, suspend or abort that one first"
                 ) from None
-            raise StoreExistsError(
+            raise ActiveWriterError(
                 f"{self.url} is being written by {owner}. Wait until it ends, or end it; if it is dead, its lock on "
                 f"{self.folder / 'lock'} has ended too, and resume=True (--resume) continues its work"
             ) from None

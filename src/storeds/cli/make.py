@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,6 +51,7 @@ FastCrops = Annotated[bool, typer.Option("--fast-crops", help="Put restart marke
     "storeds pack photos/ train.lmdb",
     "storeds pack labels.csv hdf5://train.h5 --shares train=0.9,val=0.1",
     "storeds pack coco/annotations.json mongodb://localhost/data/train --on-bad skip",
+    "storeds pack photos/ lmdb://data/train/ --ray auto",
 )
 def pack(
     source: Annotated[
@@ -77,6 +79,12 @@ def pack(
         str | None,
         typer.Option(help="Write one part of a versioned store, such as 3/16; `storeds commit` publishes all."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Pack in parts on a Ray cluster: auto (the one that runs), or its address."
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     commit_every: CommitEvery = 1000,
@@ -88,9 +96,14 @@ def pack(
         options["label"] = label
     if classes is not None:
         options["classes"] = _classes(classes)
+    pack_all: Callable[..., Packed] = ops.pack
+    if ray is not None:
+        from storeds.ray import pack as pack_with_ray
+
+        pack_all = partial(pack_with_ray, address=ray)
     problems: list[Bad] = []
     with progress("pack", quiet=as_json) as hook:
-        meta = ops.pack(
+        meta = pack_all(
             source,
             url,
             kind=kind,

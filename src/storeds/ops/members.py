@@ -20,7 +20,7 @@ from storeds.ops.progress import ProgressHook
 from storeds.protocols import Meta
 from storeds.redaction import redact
 
-__all__ = ["Cleaned", "clean", "commit", "compact", "merge"]
+__all__ = ["Cleaned", "clean", "commit", "compact", "merge", "unpublished_parts"]
 
 _PART = re.compile(r"([0-9a-f]{16})-(\d+)-of-(\d+)(?:\.\w+)?")
 
@@ -79,35 +79,50 @@ def _publish(place: VersionPlace, taken: Sequence[tuple[Member, Meta]], action: 
 
 
 def commit(url: str | os.PathLike[str], *, message: str = "") -> Version:
-    """Publish the parts that ``pack(…, part="3/16")`` has written, each set of parts as one version.
+    """Publish the parts that ``pack(…, part="3/16")`` has written; the parts of each source become one version.
+
+    Of a source that was packed in several numbers of parts, the first complete set counts.
 
     Raises
     ------
     ConfigError
-        There are no parts that no version has, or some of a set are missing: the message names them.
+        There are no parts that no version has, or some of a source are missing: the message names them.
     FormatError, RecordError
         A part is damaged.
     """
     place = folder_of(url)
-    base = last_version(place)
-    published = {member.name for member in base.members} if base is not None else set[str]()
-    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for name in place.member_names():
-        found = _PART.fullmatch(name)
-        if found is not None and name not in published:
-            sets[found[1], int(found[3])][int(found[2])] = name
-    if not sets:
+    sources: dict[str, list[tuple[int, dict[int, str]]]] = defaultdict(list)
+    for (source, count), names in sorted(unpublished_parts(place).items()):
+        sources[source].append((count, names))
+    if not sources:
         raise ConfigError(f"{place.url} has no parts to publish: storeds pack SOURCE {place.url} --part 1/2 writes one")
-    for (_, count), names in sets.items():
+    chosen = []
+    for sets in sources.values():
+        count, names = max(sets, key=lambda each: len(each[1]) / each[0])
         missing = [str(number) for number in range(1, count + 1) if number not in names]
         if missing:
             raise ConfigError(
                 f"{place.url} has {len(names)} of {count} parts; missing: {some(missing)}. Run storeds pack … --part "
                 f"{missing[0]}/{count} again, with the same source and options"
             )
-    for (_, count), names in sets.items():
-        _publish(place, [member_of(place, names[number]) for number in range(1, count + 1)], "append", message)
+        chosen.append([names[number] for number in range(1, count + 1)])
+    for members in chosen:
+        _publish(place, [member_of(place, name) for name in members], "append", message)
     return Version.from_text(place.text(), place.url)
+
+
+def unpublished_parts(place: VersionPlace) -> dict[tuple[str, int], dict[int, str]]:
+    """Return the parts of sources that no version has: (hash of the source, number of parts) → number of a part → its member."""
+    base = last_version(place)
+    published = {
+        found[1] for each in (base.members if base is not None else ()) if (found := _PART.fullmatch(each.name))
+    }
+    sets: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for name in place.member_names():
+        found = _PART.fullmatch(name)
+        if found is not None and found[1] not in published:
+            sets[found[1], int(found[3])][int(found[2])] = name
+    return sets
 
 
 def compact(url: str | os.PathLike[str], *, message: str = "", progress: ProgressHook | None = None) -> Version:

@@ -149,6 +149,10 @@ class VersionFolder(VersionPlace):
         except FileNotFoundError:
             return []
 
+    def member_size(self, name: str) -> int:
+        # docstring inherited
+        return os.path.getsize(self.member_path(name))
+
     def has_member(self, name: str) -> bool:
         # docstring inherited
         return os.path.exists(self.member_path(name))

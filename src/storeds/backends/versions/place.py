@@ -127,6 +127,10 @@ class VersionPlace(Protocol):
         """Return the names of all members that are there, sorted; whether a version has them does not matter."""
         ...
 
+    def member_size(self, name: str) -> int:
+        """Return the bytes of a member; 0 where that takes a question to a server."""
+        return 0
+
     def has_member(self, name: str) -> bool:
         """Whether a store with the name of a member is there."""
         ...

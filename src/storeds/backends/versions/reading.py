@@ -166,6 +166,10 @@ class VersionedStore(View):
     def __repr__(self) -> str:
         return f"VersionedStore({self.url!r}, version={self.version.number}, count={self.meta.count})"
 
+    def size_of(self, member: Member) -> int:
+        """Return the bytes of the store of a member; 0 where that takes a question to a server."""
+        return self._place.member_size(member.name)
+
     def url_of(self, id_: str | None) -> str | None:
         """Return the URL of another version that has the records with this id; None if there is none."""
         for number in reversed(self._place.numbers()):
