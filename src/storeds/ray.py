@@ -205,7 +205,7 @@ def _together(version: Version, parts: Sequence[Packed]) -> Packed:
 
 
 def read(url: str | os.PathLike[str], *, fields: Sequence[str] | None = None) -> Any:
-    """Return the records of a store as a `ray.data.Dataset`, a row for each. Raises the errors of `open_backend`.
+    """Return the records of a store as a ``ray.data.Dataset``, a row for each. Raises the errors of `open_backend`.
 
     One task reads a member of a versioned store, or a range of any other store. Numbers are int64 or float64, arrays tensors, and
     json its text. Blocks come in any order, as Ray reads them. The dataset keeps the version that was opened. Using it raises
