@@ -85,3 +85,17 @@ def test_the_commands_work_on_a_version(url: str, tmp_path: Path) -> None:
     with storeds.open_backend([url, f"{url}?version=1"]) as both:
         assert len(both) == 26
         assert storeds.errors.RecordError not in map(type, both.get_many(range(26)))
+
+
+def test_a_source_without_an_added_field_is_appended_by_way_of_another_store(url: str, tmp_path: Path) -> None:
+    keys = dataset(url).column("key").tolist()
+    storeds.edit(url, set={key: {"site": f"s{at % 2}"} for at, key in enumerate(keys)})
+    source = write(tmp_path / "c", {"ant/90.jpg": 90, "elk/91.jpg": 91})
+    with pytest.raises(errors.ConfigError, match="the source lacks site, which .* has: pack the source into another"):
+        storeds.append(url, source)
+    other = f"{url.partition(':')[0]}://{tmp_path}/other/"
+    storeds.append(other, source)
+    storeds.edit(other, set={"ant/90.jpg": {"site": "s9"}, "elk/91.jpg": {"site": "s9"}})
+    storeds.append(url, other)
+    assert dataset(url, where='site == "s9"').targets == [0, 3]
+    assert storeds.convert(url, tmp_path / "copy.lmdb").id == ops.log(url)[0].id

@@ -29,6 +29,7 @@ from storeds.layouts.files.rows import BadItem, Rows
 from storeds.protocols import JSON, Meta, Record
 from storeds.records.canonical_json import canonical_json
 from storeds.records.codec import ContentHash
+from storeds.records.verdict_fields import without_verdicts
 from storeds.redaction import redact
 
 __all__ = [
@@ -212,6 +213,12 @@ class Growing(Plain):
             return rows
         given: Any = SimpleNamespace(url="the source", meta=Meta("", "", 0, "", rows.fields, rows.attrs))
         stored: Any = SimpleNamespace(url=self.folder.url, meta=base.meta(""))
+        lacking = [name for name in without_verdicts(base.fields) if name not in rows.fields]
+        if lacking and [*rows.fields] == [*without_verdicts(base.fields)][: len(rows.fields)]:
+            raise ConfigError(
+                f"the source lacks {', '.join(lacking)}, which {self.folder.url} has: pack the source into another versioned "
+                "store, give each record a value there (`storeds edit --set`), then append that store"
+            )
         alike([stored, given])
         classes, numbers = join_classes([stored, given])
         self._attrs = {**rows.attrs, **base.attrs, **({} if classes is None else {"classes": classes})}
