@@ -161,3 +161,11 @@ def test_damage_of_what_a_version_says_is_an_error_and_older_versions_open(engin
     with pytest.raises(errors.FormatError, match=r"does not match its checksum; open an older one with \?version="):
         storeds.open_backend(url)
     assert numbers(f"{url}?version=1") == [1, 2, 3]
+
+
+def test_a_store_of_another_engine_than_its_url_says_is_refused(tmp_path: Path) -> None:
+    storeds.append(f"hdf5://{tmp_path}/store/", source(1))
+    for use in (storeds.open_backend, ops.log, lambda url: storeds.append(url, source(2))):
+        with pytest.raises(errors.ConfigError, match="is a versioned store of hdf5: write hdf5://"):
+            use(f"lmdb://{tmp_path}/store/")
+    assert numbers(f"{tmp_path}/store") == [1]

@@ -95,7 +95,7 @@ def log(url: str | os.PathLike[str]) -> list[Version]:
     """Return all versions of a store, the last one first."""
     place = folder_of(url)
     _base(place)
-    return [Version.from_text(place.text(number), place.url) for number in reversed(place.numbers())]
+    return [place.version(number) for number in reversed(place.numbers())]
 
 
 def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> Version:
@@ -110,7 +110,7 @@ def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> 
     """
     place = folder_of(url)
     base = _base(place)
-    old = Version.from_text(place.text(number), place.url)
+    old = place.version(number)
     own = {"fields": old.fields, "attrs": old.attrs, "changes": {"version": number}, "message": message}
     version = next_version(place, base, old.members, "rollback", **own)
     if not place.publish(version.number, version.to_text()):
@@ -119,7 +119,7 @@ def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> 
 
 
 def _base(place: VersionPlace) -> Version:
-    return Version.from_text(place.text(), place.url)
+    return place.version()
 
 
 def _values(given: Any, on: str) -> tuple[dict[str, dict[str, Any]], bool]:

@@ -60,7 +60,7 @@ def folder_of(url: str | os.PathLike[str]) -> VersionPlace:
 def last_version(folder: VersionPlace) -> Version | None:
     """Return the last version of a store; None if there is none."""
     try:
-        return Version.from_text(folder.text(), folder.url)
+        return folder.version()
     except StoreNotFoundError:
         return None
 

@@ -70,7 +70,7 @@ def merge(
             taken = []
             append(url, other, message=message)
     _publish(place, taken, "merge", message)
-    return Version.from_text(place.text(), place.url)
+    return place.version()
 
 
 def _publish(place: VersionPlace, taken: Sequence[tuple[Member, Meta]], action: str, message: str) -> None:
@@ -108,7 +108,7 @@ def commit(url: str | os.PathLike[str], *, message: str = "") -> Version:
         chosen.append([names[number] for number in range(1, count + 1)])
     for members in chosen:
         _publish(place, [member_of(place, name) for name in members], "append", message)
-    return Version.from_text(place.text(), place.url)
+    return place.version()
 
 
 def unpublished_parts(place: VersionPlace) -> dict[tuple[str, int], dict[int, str]]:
@@ -136,7 +136,7 @@ def compact(url: str | os.PathLike[str], *, message: str = "", progress: Progres
         The copy has another id: a member is damaged in a way that no checksum of a record shows.
     """
     place = folder_of(url)
-    base = Version.from_text(place.text(), place.url)
+    base = place.version()
     name = place.member_name(f"version-{base.number:08}")
     target = place.member_url(name)
     if not place.has_member(name):
@@ -194,7 +194,7 @@ def clean(url: str | os.PathLike[str], *, older_than: float = 30 * 86400, yes: b
         raise ConfigError(f"older_than is a number of seconds, not {older_than!r}")
     before = time.time() - older_than
     numbers = place.numbers()
-    versions = {number: Version.from_text(place.text(number), place.url) for number in numbers}
+    versions = {number: place.version(number) for number in numbers}
     gone = [number for number in numbers[:-1] if place.published(number) < before]
     kept = [version for number, version in versions.items() if number not in gone]
     names = {member.name for version in kept for member in version.members}

@@ -6,7 +6,8 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from storeds.errors import StoreNotFoundError
+from storeds.backends.versions.document import Version
+from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.protocols import Array
 
 __all__ = ["Leftover", "VersionPlace"]
@@ -74,6 +75,21 @@ class VersionPlace(Protocol):
             shown = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
             raise StoreNotFoundError(f"{self.url} has no version {number}; it has {shown}")
         return self._read(numbers[-1] if number is None else number)
+
+    def version(self, number: int | None = None) -> Version:
+        """Return a version, by default the last one.
+
+        Raises
+        ------
+        StoreNotFoundError, FormatError
+            There is none; it is damaged.
+        ConfigError
+            Its members are of another engine than the URL says.
+        """
+        version = Version.from_text(self.text(number), self.url)
+        if version.engine != self.engine:
+            raise ConfigError(f"{self.url} is a versioned store of {version.engine}: write {version.engine}://")
+        return version
 
     def _read(self, number: int) -> str:
         """Return the text of a version that was there a moment ago."""

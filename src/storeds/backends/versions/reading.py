@@ -173,7 +173,7 @@ class VersionedStore(View):
     def url_of(self, id_: str | None) -> str | None:
         """Return the URL of another version that has the records with this id; None if there is none."""
         for number in reversed(self._place.numbers()):
-            if number != self.version.number and Version.from_text(self._place.text(number), self.url).id == id_:
+            if number != self.version.number and self._place.version(number).id == id_:
                 return self._place.version_url(number)
         return None
 
@@ -202,7 +202,7 @@ def open_version(
             number = int(str(number))
         except ValueError:
             raise ConfigError(f"{place.url}: version is a number, not {number!r}") from None
-    version = Version.from_text(place.text(number), place.url)
+    version = place.version(number)
     last = version.number if number is None else place.numbers()[-1]
     if last != version.number:
         _LOG.info("%s: version %d is open, and the last is %d", place.url, version.number, last)
