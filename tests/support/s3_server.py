@@ -48,7 +48,7 @@ def run_s3(folder: Path) -> Iterator[int]:
         },
         **{"s3.port.iceberg": 0, "s3.port.lance": 0, "master.volumeSizeLimitMB": 64, "volume.max": 100},
     }
-    command = [str(Path(sys.executable).with_name("weed")), "server", "-filer", "-s3"]
+    command = [str(Path(sys.executable).with_name("weed")), f"-logdir={folder}", "server", "-filer", "-s3"]
     with open(folder / "log", "wb") as log:
         server = subprocess.Popen(
             [*command, *(f"-{name}={value}" for name, value in options.items())], stdout=log, stderr=log
