@@ -168,7 +168,7 @@ def test_a_file_url_opens_stores_of_other_tools_and_writes(tmp_path: Path) -> No
         ("file://server/share/x.h5", "another one, mount them, then pass the path"),
         ("file://x.h5", "names an absolute path of this computer, as in file:///data/train.h5"),
         ("file:///no%00.h5", "no path holds a NUL"),
-        ("s3://key:hunter2@bucket/x.h5?token=hunter3", "mount it or copy its files"),
+        ("ftp://key:hunter2@bucket/x.h5?token=hunter3", "mount it or copy its files"),
         ("hdf://x.h5", "did you mean 'hdf5'"),
     ],
 )

@@ -163,8 +163,9 @@ def test_what_is_not_there_and_where_to_put_it_are_errors(
     proxy: BreakingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STOREDS_STAGE", raising=False)
-    with pytest.raises(errors.ConfigError, match="say where, stage='/local/cache', or set STOREDS_STAGE"):
-        storeds.open_backend("s3://bucket/nothing.h5")
+    with pytest.raises(errors.ConfigError, match="say where, stage='/local/cache', or set STOREDS_STAGE") as caught:
+        storeds.open_backend("s3://key:hunter2@bucket/nothing.h5?token=hunter3")
+    assert "hunter" not in str(caught.value)
     for url in ("s3://bucket/nothing.h5", "s3://bucket/nothing/"):
         with pytest.raises(errors.StoreNotFoundError, match=r"nothing"):
             storeds.open_backend(url, stage=tmp_path / "cache")
