@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +272,20 @@ def test_the_command_stages_lists_verifies_and_removes(tmp_path: Path) -> None:
     storeds_command("stage", "--remove", row["name"], "--path", cache)
     assert [each.name for each in cache.iterdir()] == ["mine"]
     assert "error" in storeds_command("stage", "--remove", "mine", "--path", cache, code=2)
+
+
+def test_a_web_server_gives_files_and_named_versions(tmp_path: Path) -> None:
+    root = tmp_path / "site"
+    storeds.append(f"lmdb://{root}/train/", write(f"hdf5://{tmp_path}/a.h5"))
+    write(str(root / "plain.h5"))
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        assert numbers(f"{place}/plain.h5", stage=tmp_path / "cache") == [*range(COUNT)]
+        assert numbers(f"{place}/train/?version=1", stage=tmp_path / "cache") == [*range(COUNT)]
+        server.shutdown()

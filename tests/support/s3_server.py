@@ -36,7 +36,7 @@ def run_s3(folder: Path) -> Iterator[int]:
     identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     config.write_text(json.dumps({"identities": [identity]}))
     master, volume, filer, s3, *grpc = free_ports(8)
-    # The server adds 10,000 to a port for its own calls unless it is told.
+    # Unless `port.grpc` is set, the server takes the port plus 10,000, which another process may have.
     options = {
         **{"dir": folder, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3.config": config},
         **{"master.port": master, "volume.port": volume, "filer.port": filer, "s3.port": s3},

@@ -99,3 +99,11 @@ def test_a_source_without_an_added_field_is_appended_by_way_of_another_store(url
     storeds.append(url, other)
     assert dataset(url, where='site == "s9"').targets == [0, 3]
     assert storeds.convert(url, tmp_path / "copy.lmdb").id == ops.log(url)[0].id
+
+
+def test_a_new_field_needs_a_name_that_a_store_can_have(url: str) -> None:
+    keys = dataset(url).column("key").tolist()
+    with pytest.raises(errors.ConfigError, match="field name 'My site' must match"):
+        storeds.edit(url, set={key: {"My site": 1} for key in keys})
+    assert dataset(url).targets
+    assert len(ops.log(url)) == 3

@@ -135,9 +135,8 @@ def main() -> None:
     # SIGTERM unwinds like Ctrl-C, so that a writer keeps its durable work.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     _occupy_standard_descriptors()
-    sys.path.append(
-        os.getcwd()
-    )  # a config names functions of modules beside it; last, so that it replaces no other module
+    # A config names functions of modules in the current folder, which comes last, so that it replaces no other module.
+    sys.path.append("")
     sys.stdout = _stream(sys.stdout)
     if sys.stderr is not None:  # what is said there is not the result of a command
         sys.stderr = _stream(sys.stderr)

@@ -23,6 +23,7 @@ from storeds.protocols import Array, Field
 from storeds.records.codec import RecordCodec, canonical_value, checksum, preview
 from storeds.records.columns import column_of
 from storeds.records.conditions import Condition
+from storeds.records.fields import parse_fields
 from storeds.values.infer import fit
 from storeds.values.text import values_of_cells
 
@@ -78,7 +79,7 @@ def edit(
     record of a member in which values change, and 8 bytes for each dropped record.
     """
     place = folder_of(url)
-    base = _base(place)
+    base = place.version()
     change = _Change(place, base, on)
     if set is not None:
         change.set(*_values(set, on))
@@ -94,7 +95,7 @@ def edit(
 def log(url: str | os.PathLike[str]) -> list[Version]:
     """Return all versions of a store, the last one first."""
     place = folder_of(url)
-    _base(place)
+    place.version()  # raises StoreNotFoundError where there is none
     return [place.version(number) for number in reversed(place.numbers())]
 
 
@@ -109,17 +110,13 @@ def rollback(url: str | os.PathLike[str], number: int, *, message: str = "") -> 
         Another process has published a version meanwhile.
     """
     place = folder_of(url)
-    base = _base(place)
+    base = place.version()
     old = place.version(number)
     own = {"fields": old.fields, "attrs": old.attrs, "changes": {"version": number}, "message": message}
     version = next_version(place, base, old.members, "rollback", **own)
     if not place.publish(version.number, version.to_text()):
         raise conflict(place, "roll back")
     return version
-
-
-def _base(place: VersionPlace) -> Version:
-    return place.version()
 
 
 def _values(given: Any, on: str) -> tuple[dict[str, dict[str, Any]], bool]:
@@ -209,6 +206,7 @@ class _Change:
                     f"set: {name!r} is a new field, and {self.base.count - len(of_key):,} of {self.base.count:,} records have no value"
                 )
             field, fitted = fit(values_of_cells([*of_key.values()]) if are_cells else [*of_key.values()])
+            parse_fields({name: field})  # a version with a wrong name could not be read again
             if not (field.is_scalar or field.kind == "str"):
                 raise ConfigError(
                     f"set: {name!r} holds {field.kind}; a field that is set is a number, a truth value or a text"

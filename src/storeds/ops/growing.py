@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import getpass
 import os
@@ -202,12 +201,10 @@ class Growing(Plain):
     def __init__(self, folder: VersionPlace, url: str, message: str = "", part: str | None = None) -> None:
         self.folder, self.message, self._part = folder, message, None if part is None else _parse_part(part)
         self._base = last_version(folder)
-        self._attrs: Mapping[str, JSON] = {}
         super().__init__(url)
 
     def fitted(self, rows: Rows) -> Rows:
         # docstring inherited
-        self._attrs = rows.attrs
         base = self._base
         if base is None:
             return rows
@@ -221,8 +218,8 @@ class Growing(Plain):
             )
         alike([stored, given])
         classes, numbers = join_classes([stored, given])
-        self._attrs = {**rows.attrs, **base.attrs, **({} if classes is None else {"classes": classes})}
-        return replace(rows, attrs=self._attrs, finish=_renumbered(rows, numbers.get(1)))
+        attrs = {**rows.attrs, **base.attrs, **({} if classes is None else {"classes": classes})}
+        return replace(rows, attrs=attrs, finish=_renumbered(rows, numbers.get(1)))
 
     def share(self, count: int) -> tuple[int, int]:
         # docstring inherited
@@ -254,18 +251,8 @@ class Growing(Plain):
             return with_members(self.folder, base, [(member, meta)], "append", self.message)
 
         version = publish(self.folder, make)
-        own = {one.name: getattr(meta, one.name) for one in dataclasses.fields(Meta)}
-        return Meta(
-            **{
-                **own,
-                **{
-                    "id": version.id,
-                    "count": version.count,
-                    "attrs": version.attrs,
-                    "build": f"version {version.number}",
-                },
-            }
-        )
+        build = f"version {version.number}"
+        return replace(meta, id=version.id, count=version.count, attrs=version.attrs, build=build)
 
 
 def _renumbered(rows: Rows, numbers: ClassNumbers | None) -> Callable[[Record], Record] | None:

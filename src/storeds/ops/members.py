@@ -184,8 +184,8 @@ def clean(url: str | os.PathLike[str], *, older_than: float = 30 * 86400, yes: b
     url : str
         Of a versioned store.
     older_than : float
-        Seconds. Younger versions and files stay: a file may belong to a version that is about to be published. Whoever trains
-        from a version that is removed gets `UnavailableError`.
+        Seconds. Younger versions and files stay: a file may belong to a version that is about to be published. Reading
+        from a removed version raises `UnavailableError`.
     yes : bool
         By default nothing is removed, and the result says what would be.
     """

@@ -149,7 +149,7 @@ class _Copy:
         """Stage a version of a versioned store, by default the last one."""
         with self.entry.locked():
             try:
-                known = self._numbers()
+                known = self._numbers() if number is None else [number]  # web servers list no folders
                 is_current = True
             except UnavailableError:
                 known, is_current = self._kept(), False
@@ -159,12 +159,8 @@ class _Copy:
                 raise StoreNotFoundError(
                     f"no versioned store at {self.remote.url}/: it has no file versions/00000001.json"
                 )
-            chosen = known[-1] if number is None else number
-            if chosen not in known:
-                raise StoreNotFoundError(
-                    f"{self.remote.url}/ has no version {chosen}; it has {known[0]} to {known[-1]}"
-                )
-            version = self._version(chosen, is_current)
+            chosen = known[-1]
+            version = self._version(chosen)
             folder = VersionFolder(version.engine, str(self._data))
             if chosen not in self._kept():
                 self._fill(folder, version)
@@ -185,12 +181,10 @@ class _Copy:
         """Return the versions that are here, complete."""
         return VersionFolder("lmdb", str(self._data)).numbers()
 
-    def _version(self, number: int, is_current: bool) -> Version:
+    def _version(self, number: int) -> Version:
         kept = VersionFolder("lmdb", str(self._data))
         if number in kept.numbers():
             return Version.from_text(kept.text(number), self.remote.url)
-        if not is_current:
-            raise UnavailableError(f"{self.remote.url}/ cannot be reached, and version {number} is not in {self._data}")
         file = self.entry.folder / "version.fresh"
         self.remote.copy(f"versions/{number:08}.json", file, lambda _: None)
         return Version.from_text(file.read_text(encoding="utf-8"), self.remote.url)
