@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ BATCH = 20
 ROWS = rows(2000, 1024)
 MID_EPOCH, LATER = 20, 80  # of 100 batches
 FROZEN = 4.0  # seconds; the others elect a primary after one
-PATIENT = {"timeoutMS": 180_000, "serverSelectionTimeoutMS": 180_000}
+PATIENT: dict[str, Any] = {"timeoutMS": 180_000, "serverSelectionTimeoutMS": 180_000}
 """For tests whose claim is what comes out, not when: a busy machine may take more than the defaults for an election."""
 
 

@@ -201,7 +201,7 @@ def test_a_death_at_any_file_operation_leaves_nothing_that_is_taken_for_whole(ki
     status, number, step = -signal.SIGKILL, SEED % 4, 1 if FULL else 4
     while status == -signal.SIGKILL:
         number += step
-        status = die_at_file_operation(lambda: numbers(url, stage=cache), "cache", number)
+        status = die_at_file_operation(lambda: ops.stage(url, cache), "cache", number)
         for name in [each.name for each in ops.staged(cache) if each.is_complete]:
             assert ops.verify_staged(cache)[name]
         assert numbers(url, stage=cache) == expected

@@ -11,9 +11,11 @@ from urllib.parse import unquote, unquote_to_bytes
 from storeds.errors import ConfigError
 from storeds.redaction import password_of, redact
 
-__all__ = ["FILE_ENGINES", "StoreURL", "file_path", "file_url", "split_options"]
+__all__ = ["FILE_ENGINES", "REMOTE", "StoreURL", "file_path", "file_url", "split_options"]
 
 FILE_ENGINES = ("lmdb", "hdf5", "files")
+REMOTE = ("s3", "gs", "az", "https", "http", "hf")
+"""Schemes of files that are read from a local copy."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _FILE_URL = re.compile(r"file:(?:(?!//)|//(?P<host>[^/]*))(?P<path>/[^?]*)(?P<options>.*)", re.IGNORECASE | re.DOTALL)
 _EXPLICIT_PATH = re.compile(r"\.{0,2}/(?!/)|~")
@@ -32,7 +34,7 @@ class StoreURL:
     path : str
         Of a file: as written, without options. Of any other store: everything after ``://``.
     options : mapping of str to str
-        What follows the ``?`` of a file's URL, see `split_options`. The options of other engines stay in `path`, except
+        What follows the ``?`` of the URL of a file, here or elsewhere, see `split_options`. The options of other engines stay in `path`, except
         ``version`` of a URL that ends in a slash.
     """
 
@@ -61,6 +63,8 @@ class StoreURL:
             if "\0" in rest:
                 raise ConfigError(f"{redact(text)!r}: expected a path, and no path holds a NUL")
             _reject_password(text, scheme, rest, path)
+        elif scheme in REMOTE:
+            path, _, query = rest.partition("?")
         elif scheme.startswith("mongodb"):
             _reject_bare_characters(text, rest)
             path, query = _split_version(rest)

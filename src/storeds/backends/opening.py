@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from storeds._utils.files import os_failure
 from storeds._utils.globs import matches, pattern_of
-from storeds._utils.urls import StoreURL, file_url, split_options
+from storeds._utils.urls import REMOTE, StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.selecting import select
-from storeds.backends.staged.opening import is_remote, stage_store
+from storeds.backends.staged.opening import cache_of, copy_of, open_copy
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.versions.naming import version_place
@@ -46,6 +46,7 @@ _LOG = logging.getLogger("storeds")
 COMMIT_EVERY = 1000
 """Records of a durable batch, by default."""
 _LMDB_DATA = "data.mdb"
+_STAGE = "stage"
 _NATIVE = ("storeds/1", "native")
 _OF_FOLDERS = "hdf5"
 """The engine that may read the files of a folder as one store."""
@@ -104,12 +105,7 @@ def open_backend(
     StoreNotFoundError, FormatError, UnavailableError
         Nothing exists there, or no file matches; something else exists there; the server cannot be reached.
     """
-    urls: Sequence[Any] = url if isinstance(url, (list, tuple)) else [url]
-    if stage is not None or any(map(is_remote, urls)):
-        copies = [stage_store(each, stage, options, open_backend, open_writer).local for each in urls]
-        url = copies if isinstance(url, (list, tuple)) else copies[0]
-        options = {name: value for name, value in options.items() if name != "version"}
-    backend = _open(url, layout, options)
+    backend = _open(url, layout, options if stage is None else {**options, _STAGE: stage})
     unread = [*_unread(backend)]
     if unread:
         shown = "; ".join(bounded(dict.fromkeys(unread), SHOWN))
@@ -152,8 +148,10 @@ def _names_files(url: StoreURL, options: Mapping[str, Any]) -> bool:
     return engine.is_folder_of_files is not None and engine.is_folder_of_files(url, columns)
 
 
-def _open_folder(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend | None:
-    """Open a folder that is one store of an engine: of the files that ``columns`` names, or of versions; None for another store."""
+def _open_whole(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend | None:
+    """Open a copy, or a folder that is one store: of the files that ``columns`` names, or of versions; None for another store."""
+    if _STAGE in options or url.scheme in REMOTE:
+        return _open_copy(url, layout, options)
     if _names_files(url, options):
         return _open_files(url, layout, options)
     place = version_place(url, options) if layout in (None, *_NATIVE) else None
@@ -190,9 +188,9 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     ConfigError
         The engine or layout is unknown, or several plug-ins claim the store.
     """
-    folder = _open_folder(url, layout, options)
-    if folder is not None:
-        return folder
+    found = _open_whole(url, layout, options)
+    if found is not None:
+        return found
     if url.scheme is None:
         url = replace(url, scheme=_engine_of_path(url))
     scheme = url.scheme or ""
@@ -218,6 +216,14 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
     if isinstance(backend, Store):
         backend.recognised = why
     return backend
+
+
+def _open_copy(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
+    """Open a store that is read from a local copy, in the folder that the option ``stage`` names."""
+    rest = {name: value for name, value in options.items() if name != _STAGE}
+    cache = cache_of(url, options.get(_STAGE), "read from a local copy")
+    copy = copy_of(url, cache, rest, open_backend, open_writer)
+    return open_copy(copy, url, rest, lambda local, own: _open(local, layout, own))
 
 
 def _backend_of(scheme: str) -> Any:

@@ -144,3 +144,7 @@ class Opener(HandleOpener[H], Protocol[H]):
     def settled(self, raw: Any, /) -> Opener[H]:
         """Return the opener for later processes, which may hold what was found when the user opened the store."""
         return self
+
+    def renew(self) -> bool:
+        """Replace a damaged store by what it is a copy of; return whether it is intact now. False if it is no copy."""
+        return False

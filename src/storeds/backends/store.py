@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -80,9 +80,14 @@ class Store:
         )
         return store
 
+    def through(self, wrap: Callable[[Opener[Any]], Opener[Any]]) -> Self:
+        """Return the same store as it is opened by another opener, given the one of this store."""
+        return self.known(wrap(self._opener), self.meta)
+
     def _begin(self) -> None:
         self._ref: HandleRef[Any] = POOL.ref(self, self._opener)
         self._needs_whole: dict[tuple[str, ...], bool] = {}
+        self._is_renewed = False  # by this process
 
     def _opened(self, handle: Any) -> Meta:
         raw = self._opener.attach(handle)
@@ -93,7 +98,7 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         # What is not read may be a long list, and the process that opened the store has reported it.
-        left_out = ("_ref", "_unread", "_needs_whole")
+        left_out = ("_ref", "_unread", "_needs_whole", "_is_renewed")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -142,6 +147,15 @@ class Store:
 
     def _read(self, positions: list[int], fields: tuple[str, ...]) -> list[Record | RecordError]:
         """Return the records at `positions`, which ascend strictly; they may have more than the requested fields."""
+        found, has_faults = self._read_once(positions, fields)
+        if has_faults and not self._is_renewed:
+            self._is_renewed = True
+            if self._opener.renew():
+                self._ref.invalidate()
+                found, _ = self._read_once(positions, fields)
+        return found
+
+    def _read_once(self, positions: list[int], fields: tuple[str, ...]) -> tuple[list[Record | RecordError], bool]:
         with _Reading(self) as raw:
             verifier = raw.verifier
             if verifier is None or self._are_apart(raw, fields):
@@ -155,7 +169,7 @@ class Store:
                     self._find_faults(verifier, rows, positions)
             if verifier is not None and self._codec.has_packed_values:
                 has_faults = self._make_values(found) or has_faults
-            return self._named(raw, found, positions) if has_faults else found
+            return self._named(raw, found, positions) if has_faults else found, has_faults
 
     def _are_apart(self, raw: RawStore, fields: tuple[str, ...]) -> bool:
         """Whether these fields are read without their records, since their columns match their checksums."""

@@ -118,6 +118,7 @@ def conflict(folder: VersionPlace, what: str) -> StoreExistsError:
 
 def member_of(folder: VersionPlace, name: str) -> tuple[Member, Meta]:
     """Return a store among the members as a member with all of its records, and its meta. Reads and verifies them."""
+    folder.fetch(name)
     with open_backend(folder.member_url(name), layout="native") as store:
         if not isinstance(store, Store):
             raise FormatError(f"{store.url} is no native store of {folder.engine}")
@@ -244,6 +245,7 @@ class Growing(Plain):
     def published(self, meta: Meta) -> Meta:
         # docstring inherited
         if self._part is not None:  # `commit` publishes it with the others
+            self.folder.deliver(self._name)
             return meta
         member, _ = member_of(self.folder, self._name)
 

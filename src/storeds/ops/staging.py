@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from storeds._utils.urls import StoreURL
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.staged.cache import Kept, StageCache
-from storeds.backends.staged.copying import Staged
-from storeds.backends.staged.opening import stage_store
+from storeds.backends.staged.opening import cache_of, copy_of
+from storeds.backends.staged.single import Staged
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.verifying import verify
 
@@ -65,7 +66,9 @@ def stage(
     """
     given = {"path": path, "limit": limit} if path is not None or limit is not None else None
     hook = None if progress is None else lambda done, total: progress(Progress(done, total, done))
-    return stage_store(url, given, options or {}, open_backend, open_writer, hook)
+    parsed = StoreURL.parse(url)
+    cache = cache_of(parsed, given, "read from a local copy")
+    return copy_of(parsed, cache, options or {}, open_backend, open_writer).fill(hook)
 
 
 def staged(path: str | os.PathLike[str] | None = None) -> list[Kept]:

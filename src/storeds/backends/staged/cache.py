@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import xxhash
 
@@ -28,12 +28,16 @@ _UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 class Kept(NamedTuple):
-    """A local copy: its name in the cache, the store that it is of, its bytes, and whether it is complete."""
+    """A local copy: its name in the cache, the store that it is of, its bytes, whether it is complete, and repairs.
+
+    ``repaired`` counts the files that were damaged here, and copied again.
+    """
 
     name: str
     url: str
     bytes: int
     is_complete: bool
+    repaired: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class StageCache:
         for note in sorted(self.path.glob(f"*/{_NOTE}")):
             with contextlib.suppress(OSError, ValueError):
                 body = json.loads(note.read_text())
-                found.append(Kept(note.parent.name, body["url"], _size_of(note.parent), bool(body["complete"])))
+                size, repaired = _size_of(note.parent), int(body.get("repaired", 0))
+                found.append(Kept(note.parent.name, body["url"], size, bool(body["complete"]), repaired))
         return found
 
     def locals(self, name: str) -> list[str]:
@@ -121,9 +126,7 @@ class Entry:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / _LOCK, "ab") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not _is_locked_now(lock):
                     _LOG.info("%s: waiting until another process has copied it to %s", self.url, self.folder)
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
@@ -132,11 +135,27 @@ class Entry:
         except OSError as error:
             raise UnavailableError(f"{self.url} cannot be staged in {self.folder}: {error}") from None
 
-    def note(self, *, complete: bool, **more: Any) -> None:
-        """Write down what the entry is."""
-        fresh = self.folder / f"{_NOTE}.fresh"
-        fresh.write_text(json.dumps({"url": self.url, "complete": complete, **more}))
-        os.replace(fresh, self.folder / _NOTE)
+    def is_worked_on(self) -> bool:
+        """Whether a process works on the entry."""
+        try:
+            with open(self.folder / _LOCK, "ab") as lock:
+                return not _is_locked_now(lock)
+        except OSError:  # there is no entry
+            return False
+
+    def note(self, **what: Any) -> None:
+        """Write down what the entry is now, besides what was written before."""
+        self.write(_NOTE, {**self.read_note(), "url": self.url, **what})
+
+    def count_repair(self) -> None:
+        """Count a file that was damaged here, and copied again."""
+        self.note(repaired=int(self.read_note().get("repaired", 0)) + 1)
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a small file, in one step."""
+        fresh = self.folder / f"{name}.{os.getpid()}.fresh"
+        fresh.write_text(json.dumps(content))
+        os.replace(fresh, self.folder / name)
 
     def read_note(self) -> dict[str, Any]:
         """Return what `note` wrote; empty if nothing is there."""
@@ -145,6 +164,14 @@ class Entry:
         except (OSError, ValueError):
             return {}
         return body if isinstance(body, dict) else {}
+
+
+def _is_locked_now(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _size_of(folder: Path) -> int:

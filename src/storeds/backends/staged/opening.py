@@ -1,101 +1,121 @@
-"""Which stores are staged, and where their local copy is opened."""
+"""Which stores are staged, and how a staged store is opened."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
-import xxhash
-
-from storeds._utils.urls import StoreURL, file_url
-from storeds.backends.staged.cache import StageCache
-from storeds.backends.staged.copying import Moved, Staged, stage
-from storeds.backends.staged.remote import SCHEMES
-from storeds.backends.staging import sync_path
-from storeds.errors import ConfigError, FormatError, RecordError, UnavailableError
+from storeds._utils.urls import REMOTE, StoreURL, file_url
+from storeds.backends.staged.cache import Entry, StageCache
+from storeds.backends.staged.copying import Moved
+from storeds.backends.staged.fetching import ArrivingOpener, Copier
+from storeds.backends.staged.mirror import Mirror
+from storeds.backends.staged.single import CollectionCopy, FileCopy, Staged
+from storeds.backends.staging import reporting
+from storeds.backends.store import Store
+from storeds.backends.versions.document import Version
+from storeds.backends.versions.reading import VersionedStore, version_number
+from storeds.errors import ConfigError
 from storeds.protocols import Backend, Writer
-from storeds.redaction import redact
+from storeds.records.meta import NATIVE
 
-__all__ = ["is_remote", "stage_store"]
-
-_BATCH = 64  # records
+__all__ = ["Copy", "VersionCopy", "cache_of", "copy_of", "open_copy"]
 
 
-def is_remote(url: object) -> bool:
-    """Whether a store lies where only staging reads it."""
-    return isinstance(url, str) and url.partition("://")[0].lower() in SCHEMES and "://" in url
+class Copy(Protocol):
+    """The local copy of a store."""
+
+    @property
+    def entry(self) -> Entry:
+        """Where it is."""
+        ...
+
+    def fill(self, progress: Moved | None = None) -> Staged:
+        """Copy what is not here; raises as `storeds.ops.stage`."""
+        ...
+
+    def renew(self, name: str) -> None:
+        """Copy a file again if it is damaged here; raises StoredsError if that does not help."""
+        ...
 
 
-def stage_store(
-    url: str | os.PathLike[str],
-    given: Any,
-    options: Mapping[str, Any],
-    open_backend: Callable[..., Backend],
-    open_writer: Callable[..., Writer],
-    progress: Moved | None = None,
-) -> Staged:
-    """Return the local copy of a store, which is made now if it is not there; raises as `storeds.ops.stage`."""
+@dataclass(frozen=True)
+class VersionCopy:
+    """The copy of a version of a versioned store."""
+
+    mirror: Mirror
+    version: Version
+    is_current: bool
+
+    @property
+    def entry(self) -> Entry:
+        # docstring inherited
+        return self.mirror.entry
+
+    def fill(self, progress: Moved | None = None) -> Staged:
+        # docstring inherited
+        with self.entry.locked():
+            moved = self.mirror.fill(self.version, progress)
+        local = f"{file_url(self.mirror.engine, self.mirror.path)}/?version={self.version.number}"
+        return Staged(self.mirror.remote.url, local, self.entry.folder.name, moved, self.is_current)
+
+    def renew(self, name: str) -> None:
+        # docstring inherited
+        with self.entry.locked():
+            self.mirror.renew(self.version, name)
+
+    def open(self, options: Mapping[str, Any]) -> VersionedStore:
+        """Open the version; its members are copied when they are read."""
+        self.mirror.prepare(self.version)
+        return VersionedStore(self.mirror, self.version, options)
+
+
+def cache_of(url: StoreURL, given: Any, what: str) -> StageCache:
+    """Return the folder of copies that is given or set; raises ConfigError, which says `what` it is for."""
     if given is None and not os.environ.get("STOREDS_STAGE"):
-        raise ConfigError(
-            f"{redact(os.fspath(url))} is read from a local copy: say where, stage='/local/cache', or set STOREDS_STAGE"
-        )
-    cache = StageCache.of(given)
-    text = os.fspath(url)
-    scheme = None if is_remote(text) else StoreURL.parse(text).scheme
-    if scheme in (None, "lmdb", "hdf5"):
-        return stage(text, cache, options, open_backend, progress)
-    if not str(scheme).startswith("mongodb"):
-        raise ConfigError(f"{redact(text)}: stores of {scheme} are not staged: leave out stage=")
-    return _as_lmdb(text, cache, options, open_backend, open_writer, progress)
+        raise ConfigError(f"{url} is {what}: say where, stage='/local/cache', or set STOREDS_STAGE")
+    return StageCache.of(given)
 
 
-def _as_lmdb(
-    url: str,
+def copy_of(
+    url: str | os.PathLike[str] | StoreURL,
     cache: StageCache,
     options: Mapping[str, Any],
     open_backend: Callable[..., Backend],
     open_writer: Callable[..., Writer],
-    progress: Moved | None,
-) -> Staged:
-    """Copy a collection of MongoDB into a store of LMDB with the same id."""
-    cache.path.mkdir(parents=True, exist_ok=True)
-    name = redact(url).partition("?")[0].rstrip("/").rpartition("/")[2]
-    try:
-        source = open_backend(url, **options)
-    except UnavailableError:
-        entry = cache.entry(redact(url), name)
-        note = entry.read_note()
-        if not note.get("complete"):
-            raise
-        return Staged(redact(url), str(note["local"]), entry.folder.name, 0, is_current=False)
-    with source:
-        entry = cache.entry(redact(url), name)
-        target = entry.folder / f"{xxhash.xxh3_64_hexdigest(source.meta.build.encode())}.lmdb"
-        with entry.locked():
-            moved = 0
-            if not target.exists():
-                fresh = target.with_name(f".{target.name}.fresh")
-                moved = _copied(source, file_url("lmdb", str(fresh)), open_writer, progress)
-                sync_path(fresh)
-                os.replace(fresh, target)
-                entry.note(complete=True, local=str(target))
-        return Staged(source.url, str(target), entry.folder.name, moved)
+) -> Copy:
+    """Return the copy of a store in a cache; raises ConfigError for a store that is not staged."""
+    parsed = StoreURL.parse(url)
+    number = {**parsed.options, **options}.get("version")
+    if parsed.scheme in REMOTE:
+        place = f"{parsed.scheme}://{parsed.path}"
+    elif parsed.scheme in (None, "lmdb", "hdf5"):
+        place = parsed.file + "/" * parsed.path.endswith("/")
+    elif str(parsed.scheme).startswith("mongodb"):
+        return CollectionCopy(parsed.text, cache, options, open_backend, open_writer)
+    else:
+        raise ConfigError(f"{parsed}: stores of {parsed.scheme} are not staged: leave out stage=")
+    with reporting(str(cache.path), cache.path):
+        cache.path.mkdir(parents=True, exist_ok=True)
+    if place.endswith("/") or not Path(place).suffix:  # a file has a suffix
+        mirror = Mirror.of(place, cache)
+        return VersionCopy(*mirror.opened(None if number is None else version_number(number, mirror.url)))
+    return FileCopy(place, cache)
 
 
-def _copied(source: Backend, url: str, open_writer: Callable[..., Writer], progress: Moved | None) -> int:
-    moved, meta = 0, source.meta
-    with open_writer(url, meta.fields, overwrite=True, check=False) as writer:
-        for start in range(0, len(source), _BATCH):
-            records: list[Any] = source.get_many(range(start, min(start + _BATCH, len(source))))
-            for record in records:
-                if isinstance(record, RecordError):
-                    raise record
-                moved += sum(len(value) for value in record.values() if isinstance(value, bytes))
-            writer.append(records)
-            if progress is not None:
-                progress(start + len(records), len(source))
-        copy = writer.publish(meta.attrs)
-    if meta.layout == copy.layout and meta.id != copy.id:
-        raise FormatError(f"{source.url} was copied, and the copy has another id: run storeds verify on it")
-    return moved
+def open_copy(
+    copy: Copy, url: StoreURL, options: Mapping[str, Any], open_local: Callable[[str, Mapping[str, Any]], Backend]
+) -> Backend:
+    """Open the store at `url` through its copy; `open_local` opens a file of this machine."""
+    rest = {name: value for name, value in {**url.options, **options}.items() if name not in ("version", "engine")}
+    if isinstance(copy, VersionCopy):
+        return copy.open(rest)
+    staged = copy.fill()
+    backend = open_local(staged.local, rest)
+    if isinstance(backend, Store) and backend.meta.layout == NATIVE:
+        copier = Copier(url.text, copy.entry)
+        backend = backend.through(lambda opener: ArrivingOpener(opener, copier, "", staged.local))
+    return backend

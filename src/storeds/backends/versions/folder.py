@@ -19,12 +19,11 @@ from storeds.backends.versions.place import Leftover, VersionPlace
 from storeds.errors import ConfigError, StoreExistsError, UnavailableError
 from storeds.protocols import Array
 
-__all__ = ["SUFFIXES", "VersionFolder"]
+__all__ = ["SUFFIXES", "VersionFolder", "is_of_storeds"]
 
 SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5"}
 _VERSION = re.compile(r"(\d{8})\.json")
 _FRESH = ".{}.fresh"
-# Names that storeds gives, of members and their unfinished writes, columns, versions, and files that have no name yet.
 _OURS = re.compile(
     r"^\.?([0-9a-f]{16}(-\d+-of-\d+)?|version-\d{8})\.(lmdb|h5)(\.partial/|$)|^[0-9a-f]{32}\.npy$|^\d{8}\.json$|^\.[0-9a-f]{16}\.fresh$"
 )
@@ -208,7 +207,7 @@ class VersionFolder(VersionPlace):
             for root, _, files in os.walk(folder):
                 for file in files:
                     path = os.path.join(root, file)
-                    is_ours = _OURS.search(os.path.relpath(path, folder)) is not None or file in former
+                    is_ours = is_of_storeds(os.path.relpath(path, folder)) or file in former
                     if path not in wanted and is_ours:
                         with contextlib.suppress(FileNotFoundError):
                             status = os.stat(path)
@@ -218,6 +217,11 @@ class VersionFolder(VersionPlace):
     def remove(self, leftover: Leftover) -> None:
         # docstring inherited
         Path(leftover.path).unlink(missing_ok=True)
+
+
+def is_of_storeds(name: str) -> bool:
+    """Whether storeds gives such names to members, columns, versions, and their unfinished writes."""
+    return _OURS.search(name) is not None
 
 
 def _write(path: str, data: bytes) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from storeds.backends.versions.document import Version
+from storeds.backends.raw import Opener
+from storeds.backends.versions.document import Member, Version
 from storeds.errors import ConfigError, StoreNotFoundError
 from storeds.protocols import Array
 
@@ -150,6 +151,22 @@ class VersionPlace(Protocol):
     def has_member(self, name: str) -> bool:
         """Whether a store with the name of a member is there."""
         ...
+
+    def fetch(self, name: str) -> None:
+        """Make a member readable at its URL now; the place may be a copy that lacks it."""
+        return
+
+    def deliver(self, name: str) -> None:
+        """Keep a member that was written at its URL durably, before a version has it; the place may be elsewhere."""
+        return
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Say in which order members will be read; the place may be a copy that lacks some."""
+        return
+
+    def opener(self, member: Member, opener: Opener[Any], version: Version) -> Opener[Any]:
+        """Return how a member of a version is opened, given how its URL is."""
+        return opener
 
     def adopt(self, url: str | os.PathLike[str], *, move: bool) -> str | None:
         """Make a member of a store of the same engine without copying it, and return its name; None if it must be copied.

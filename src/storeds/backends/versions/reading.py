@@ -23,7 +23,7 @@ from storeds.registry import BACKENDS
 
 _LOG = logging.getLogger("storeds")
 
-__all__ = ["VersionedStore", "kept_positions", "member_store", "open_version"]
+__all__ = ["VersionedStore", "kept_positions", "member_store", "open_version", "version_number"]
 
 
 def kept_positions(place: VersionPlace, member: Member) -> Array:
@@ -88,7 +88,7 @@ class _Columns(Mapping[str, Array]):
 def member_store(place: VersionPlace, version: Version, member: Member, options: Mapping[str, Any]) -> Store:
     """Return the store of a member; nothing is opened before it is read."""
     engine: Engine = BACKENDS.get(place.engine)
-    opener = engine.opener(StoreURL.parse(place.member_url(member.name)), **options)
+    opener = place.opener(member, engine.opener(StoreURL.parse(place.member_url(member.name)), **options), version)
     fields = version.fields
     if member.lacks:
         fields = {name: each for name, each in fields.items() if name not in member.lacks}
@@ -177,10 +177,22 @@ class VersionedStore(View):
                 return self._place.version_url(number)
         return None
 
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Say in which order members will be read first; a copy that lacks some is filled in that order."""
+        self._place.expect([self.version.members[number].name for number in numbers])
+
     def close(self) -> None:
         # docstring inherited
         self.stores.close()  # type: ignore[attr-defined]  # the members
         self._place.close()
+
+
+def version_number(given: object, url: str) -> int:
+    """Return the number of a version in an option; raises ConfigError."""
+    try:
+        return int(str(given))
+    except ValueError:
+        raise ConfigError(f"{url}: version is a number, not {given!r}") from None
 
 
 def open_version(
@@ -197,12 +209,7 @@ def open_version(
     ConfigError
         `number` is no number.
     """
-    if number is not None:
-        try:
-            number = int(str(number))
-        except ValueError:
-            raise ConfigError(f"{place.url}: version is a number, not {number!r}") from None
-    version = place.version(number)
+    version = place.version(None if number is None else version_number(number, place.url))
     last = version.number if number is None else place.numbers()[-1]
     if last != version.number:
         _LOG.info("%s: version %d is open, and the last is %d", place.url, version.number, last)
