@@ -79,14 +79,18 @@ class BreakingProxy:
     """Forwards connections to a port, and counts the bytes that come back.
 
     `fault` is asked at each connection how many bytes of the answer pass before the connection breaks; None breaks nothing.
+    `rate` is how many bytes a second come back, over all connections; None for no limit.
     """
 
     target: int
     fault: Callable[[int], int | None] = lambda _: None
+    rate: float | None = None
     port: int = 0
     received: int = 0
     connections: int = 0
     _sockets: list[socket.socket] = field(default_factory=list)
+    _free: float = 0.0  # when the link has passed on what it was given
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> BreakingProxy:
         server = socket.create_server(("127.0.0.1", 0))
@@ -113,12 +117,21 @@ class BreakingProxy:
             threading.Thread(target=self._pump, args=(client, backend, None), daemon=True).start()
             threading.Thread(target=self._pump, args=(backend, client, left), daemon=True).start()
 
+    def _pass(self, size: int) -> None:
+        if self.rate is not None:
+            with self._lock:
+                self._free = max(self._free, time.monotonic()) + size / self.rate
+                wait = self._free - time.monotonic()
+            if wait > 0:
+                time.sleep(wait)  # this is what a slow link does
+
     def _pump(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         is_answer = left is not None or source.getpeername()[1] == self.target
         try:
             while data := source.recv(1 << 16):
                 if is_answer:
                     self.received += len(data)
+                    self._pass(len(data))
                 if left is not None:
                     if len(data) > left:
                         target.sendall(data[:left])

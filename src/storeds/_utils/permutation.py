@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import xxhash
 
-__all__ = ["MAX_COUNT", "EpochOrder", "Order", "Uints", "permute", "round_keys"]
+__all__ = ["MAX_COUNT", "EpochOrder", "Order", "PartOrder", "Uints", "permute", "round_keys"]
 
 Uints: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
@@ -170,6 +170,40 @@ class EpochOrder(Order):
     def at(self, places: Uints) -> list[int]:
         """Return the index at each place."""
         return self.indices(places).tolist()
+
+
+class PartOrder(Order):
+    """The order of an epoch part by part: shuffles parts of any size, then the samples within each `window` shuffled parts.
+
+    Parameters
+    ----------
+    sizes : array
+        The number of samples of each part, which come one after the other.
+    seed, epoch, window : int
+
+    Attributes
+    ----------
+    parts : array
+        The parts, as they come.
+    """
+
+    def __init__(self, sizes: Uints, seed: int, epoch: int, window: int) -> None:
+        self.count, numbers = int(sizes.sum()), np.arange(len(sizes), dtype=np.uint64)
+        self.parts = permute(numbers, len(sizes), round_keys("storeds.order", 1, seed, epoch))
+        self._keys = round_keys("storeds.order.window", 1, seed, epoch)
+        self._begins = np.cumsum(sizes) - sizes  # of each part, among the samples
+        self._starts = np.append(np.uint64(0), np.cumsum(sizes[self.parts]))  # of each part, among the places
+        self._windows = np.append(self._starts[:-1:window], self._starts[-1:])
+
+    def at(self, places: Uints) -> list[int]:
+        """Return the index at each place."""
+        window = np.searchsorted(self._windows, places, "right") - 1
+        first = self._windows[window]
+        lengths = self._windows[window + 1] - first
+        within = first + permute(places - first, lengths, self._keys, window.astype(np.uint64))
+        part = np.searchsorted(self._starts, within, "right") - 1
+        indices: list[int] = (self._begins[self.parts[part]] + within - self._starts[part]).tolist()
+        return indices
 
 
 class _Blocks:

@@ -250,6 +250,18 @@ class View:
             raise self._renamed(RecordError.at(store.url, at, str(error)), number, at) from None
         return found
 
+    def member_numbers(self) -> Array:
+        """Return the number of the store that has each record, shape (n,), int64; no I/O."""
+        found: Array = np.repeat(np.arange(len(self.stores)), np.diff(self._bounds))
+        if isinstance(self._only, View):
+            found = self._only.member_numbers()
+        return found if self._index is None else found[self._index.positions]
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Say in which order the stores will be read first. One that is still copied is copied in this order."""
+        if isinstance(self._only, View):
+            self._only.expect(numbers)
+
     def select(self, where: Mapping[str, Any], /) -> Array:
         """Return the ascending int64 positions of records whose fields equal (or are in) the given values.
 

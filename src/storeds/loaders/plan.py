@@ -4,6 +4,7 @@ A plan is a pure function of seed, epoch and place. So ranks take every n-th pla
 to be gathered from workers. `planning.make_plan` chooses one of these:
 
 - `Shuffled`: each sample once.
+- `ByMember`: each sample once, in the first epoch one part of the store after the other.
 - `Quotas`: classes, or the sources of a mixture, come by exact shares; each goes through its own samples, pass after pass.
 - `Weighted`: each sample comes in proportion to its weight.
 - `Grouped` and `Bucketed`: whole batches, of samples that belong together or are of like size.
@@ -13,19 +14,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from storeds._utils.permutation import EpochOrder, Order, Uints, permute, round_keys
+from storeds._utils.permutation import EpochOrder, Order, PartOrder, Uints, permute, round_keys
 from storeds._utils.text import some
 from storeds.errors import ConfigError
 from storeds.protocols import Array
 
-__all__ = ["Bucketed", "Grouped", "Plan", "Quotas", "Shuffled", "Strata", "Weighted"]
+__all__ = ["Bucketed", "ByMember", "Grouped", "Plan", "Quotas", "Shuffled", "Strata", "Weighted"]
 
 
 class Plan(ABC):
@@ -54,6 +55,10 @@ class Plan(ABC):
     def describe(self, epoch: int = 0) -> str:
         """Return one line about an epoch, for people."""
 
+    def begin(self, order: Order) -> None:
+        """Note that a pass over an order begins."""
+        return
+
     def replacements(self, index: int) -> Array | None:
         """Return the ascending indices of samples that may come in the place of one; None if each may."""
         return None
@@ -78,6 +83,48 @@ class Shuffled(Plan):
     def describe(self, epoch: int = 0) -> str:
         blocks = f" in blocks of {self.block_size:,}" if self.block_size else ""
         return f"{self.count:,} samples, each once, {'shuffled' + blocks if self.shuffle else 'in order'}"
+
+
+class ByMember(Plan):
+    """Each sample once, shuffled; the first epoch member by member, so that it begins before all members are there.
+
+    Parameters
+    ----------
+    numbers : array, shape (n,)
+        The member of each sample.
+    window : int
+        How many members are mixed.
+    expect : callable
+        Gets the members in the order in which the first epoch needs them, when it begins.
+    """
+
+    def __init__(self, numbers: Array, window: int, expect: Callable[[Array], object]) -> None:
+        self._strata, self._members = Strata.of(numbers, None)
+        self._count, self._window, self._expect = len(numbers), window, expect
+        self.key = _digest("member", self._strata.sizes, self._strata.members)
+
+    def order(self, seed: int, epoch: int) -> Order:
+        if epoch:
+            return EpochOrder(self._count, seed, epoch)
+        return _MemberOrder(self._strata, seed, self._window)
+
+    def begin(self, order: Order) -> None:
+        if isinstance(order, _MemberOrder):
+            self._expect(self._members[order.parts])
+
+    def describe(self, epoch: int = 0) -> str:
+        parts = "shuffled" if epoch else f"{len(self._members):,} members in a random order, {self._window} mixed"
+        return f"{self._count:,} samples, each once, {parts}"
+
+
+class _MemberOrder(PartOrder):
+    def __init__(self, strata: Strata, seed: int, window: int) -> None:
+        super().__init__(strata.sizes, seed, 0, window)
+        self._samples = strata.members
+
+    def at(self, places: Uints) -> list[int]:
+        at = super().at(places)
+        return at if self._samples is None else self._samples[at].tolist()
 
 
 # --- By class or source ---

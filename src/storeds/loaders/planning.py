@@ -6,17 +6,18 @@ import itertools
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import Subset
 
 from storeds._utils.arguments import RENAMED, check_int
+from storeds.backends.view import View
 from storeds.datasets.map_dataset import StoreDataset
 from storeds.datasets.mixture import StoreMixture
 from storeds.datasets.tree import column_of, leaves, nodes
 from storeds.errors import ConfigError, suggest
-from storeds.loaders.plan import Bucketed, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
+from storeds.loaders.plan import Bucketed, ByMember, Grouped, Plan, Quotas, Shuffled, Strata, Weighted
 from storeds.protocols import Array
 from storeds.readers.reader import built_in
 from storeds.records.classes import stored_classes
@@ -26,6 +27,8 @@ __all__ = ["PLAN_SETTINGS", "PlanSettings", "Replacements", "instead_of", "make_
 
 _BUCKETS = 8
 _WINDOW = 8  # blocks
+_MEMBER_BITS = 32
+_MEMBERS = 2  # the same, where each must be copied first
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class PlanSettings:
     """
 
     shuffle: bool = True
-    block_size: int | None = None
+    block_size: int | Literal["member"] | None = None
     window: int | None = None
     balance: str | None = None
     weights: Any = None
@@ -65,10 +68,10 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "window", "samples_per_epoch", "num_buckets", "max_padded", "batch_size"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, "member" if name == "block_size" else None):
                 check_int(name, getattr(self, name), 1)
         if self.block_size is not None and self.window is None:
-            object.__setattr__(self, "window", _WINDOW)
+            object.__setattr__(self, "window", _MEMBERS if self.block_size == "member" else _WINDOW)
         if self.block_size is None and self.window is not None:
             raise ConfigError("window counts blocks, and there are none without block_size: pass block_size too")
         if self.block_size is not None and not self.shuffle:
@@ -163,7 +166,34 @@ def _drawn(data: Any, count: int, settings: PlanSettings) -> Plan:
     if settings.samples_per_epoch is not None:
         everything = Strata(["all"], np.array([count], np.uint64), None)
         return Quotas(everything, {0: np.ones(1)}, samples, "part")
+    if settings.block_size == "member":
+        return _by_member(data, settings.window or _MEMBERS)
     return Shuffled(count, settings.shuffle, settings.block_size, settings.window)
+
+
+def _by_member(data: Any, window: int) -> ByMember:
+    stores = _Stores([])
+
+    def read(leaf: Any) -> Array:
+        if not isinstance(leaf, StoreDataset):
+            raise ConfigError(f"block_size='member' is for stores with members, and this is a {type(leaf).__name__}")
+        stores.backends.append(leaf.backend)
+        return leaf.member_numbers() + ((len(stores.backends) - 1) << _MEMBER_BITS)
+
+    return ByMember(column_of(data, read), window, stores.expect)
+
+
+@dataclass(frozen=True)
+class _Stores:
+    """The stores of a dataset, whose members are numbered one store after the other."""
+
+    backends: list[Any]
+
+    def expect(self, order: Array) -> None:
+        """Tell each store in which order its members are needed."""
+        for number, backend in enumerate(self.backends):
+            if isinstance(backend, View):
+                backend.expect((order[order >> _MEMBER_BITS == number] & ((1 << _MEMBER_BITS) - 1)).tolist())
 
 
 def _check_unrepeated(plan: Plan) -> None:

@@ -220,6 +220,7 @@ class Position:
         epoch, start = self.next()
         self.fix_seed()
         order, steps, (replicas, rank) = self.order(epoch), self.steps(epoch, start), self.ranks()
+        self.plan.begin(order)
         self._move(epoch, start)
         self._pass.has_begun, self._pass.steps, self._pass.num_replicas = True, steps, replicas
         return self._pass, order.walk(start + rank, replicas, steps)

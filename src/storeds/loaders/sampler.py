@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
@@ -43,11 +43,13 @@ class EpochSampler(Sampler[Any]):
         Leave out what is left over: the end of the order that does not divide among the ranks and, where the plan makes
         the batches, each batch that is not full. Otherwise ranks repeat samples or batches from the order's beginning, so
         that all take equally many steps. A `StoreLoader` leaves out its own short batch with its own ``drop_last``.
-    block_size : int, optional
+    block_size : int or "member", optional
         For cold disks: shuffle blocks of this many consecutive indices, then the samples within every `window` adjacent
-        blocks. The epoch reads each block once, within ``block_size * window`` samples. Needs no more memory.
+        blocks. The epoch reads each block once, within ``block_size * window`` samples. Needs no more memory. ``"member"``: the
+        first epoch, which is epoch 0, does so with the members of a versioned store, or the stores of a pattern, as blocks, and
+        they are staged in this order; later epochs are shuffled freely. Needs 8 bytes a sample.
     window : int, optional
-        How many blocks are mixed; 8 by default.
+        How many blocks are mixed; 8 by default, and 2 members.
     balance : str, optional
         A field, such as ``"label"``: all of its values come equally often. Each goes through all of its samples before it
         begins again, across epochs. This, `weights`, `samples_per_epoch` and mixtures shuffle, whatever `shuffle` says.
@@ -106,7 +108,7 @@ class EpochSampler(Sampler[Any]):
     count: int
     shuffle: bool
     drop_last: bool
-    block_size: int | None
+    block_size: int | Literal["member"] | None
     window: int | None
     plan: Plan
     """What an epoch has; its method ``describe`` says it in a line."""

@@ -44,12 +44,14 @@ class LoaderSettings(Settings, frozen=True):
         None
     )
     block_size: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None,
-        msgspec.Meta(description="Shuffle blocks of this many neighbours, for cold disks."),
+        Annotated[int, msgspec.Meta(ge=1)] | Literal["member"] | None,
+        msgspec.Meta(
+            description="Shuffle blocks of this many neighbours, for cold disks; or members, while they are staged."
+        ),
     ] = None
     window: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
-        msgspec.Meta(description="Blocks whose samples are mixed; 8 by default."),
+        msgspec.Meta(description="Blocks whose samples are mixed; 8 by default, 2 of members."),
     ] = None
     balance: Annotated[
         str | None, msgspec.Meta(description="A field, such as label: all of its values come equally often.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,29 @@ from storeds.registry import BACKENDS
 
 __all__ = ["Moved", "check_column", "check_member", "check_native", "copy_file", "native_meta_of"]
 
+_FREE = contextlib.nullcontext()
 Moved = Callable[[int, int], object]
 """Called with the bytes that are copied so far, and all that will be."""
 
 
 def copy_file(
-    remote: Remote, name: str, target: Path, check: Callable[[Path], object], moved: Callable[[int], object]
+    remote: Remote,
+    name: str,
+    target: Path,
+    check: Callable[[Path], object],
+    moved: Callable[[int], object],
+    link: AbstractContextManager[object] = _FREE,
 ) -> None:
     """Copy a file, check it, and give it its name; once again if it is damaged on the way.
 
-    `check` raises FormatError for a file that is not as it should be.
+    `check` raises FormatError for a file that is not as it should be. While bytes come, this has the `link`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.fresh")
     try:
         for attempt in (1, 2):
-            state = remote.copy(name, fresh, moved)
+            with link:
+                state = remote.copy(name, fresh, moved)
             try:
                 if fresh.stat().st_size != state.size:
                     raise FormatError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -205,9 +207,16 @@ class Mirror(VersionFolder):
                 progress(done, max(total, done))
 
         self._bring(columns, count)
-        while missing:
-            name = next((name for name in self._expected() if name in missing), next(iter(missing)))
-            self._copy_member(missing.pop(name), count)
+        link, choice = threading.Lock(), threading.Lock()
+
+        def copy_next(_: int) -> None:
+            with choice:
+                name = next((name for name in self._expected() if name in missing), next(iter(missing)))
+                member = missing.pop(name)
+            self._copy_member(member, count, link)
+
+        with ThreadPoolExecutor(2) as threads:  # one checks a member while the other one copies the next
+            list(threads.map(copy_next, range(len(missing))))
         VersionFolder.publish(self, version.number, version.to_text())
         self.entry.note(complete=True)
         return done
@@ -218,12 +227,14 @@ class Mirror(VersionFolder):
         try:
             check_member(self.engine, member, self.url, Path(self.member_path(name)))
         except (FormatError, UnavailableError):
-            self._copy_member(member, lambda _: None)
+            self._copy_member(member, lambda _: None, threading.Lock())
             self.entry.count_repair()
 
-    def _copy_member(self, member: Member, moved: Callable[[int], object]) -> None:
+    def _copy_member(
+        self, member: Member, moved: Callable[[int], object], link: AbstractContextManager[object]
+    ) -> None:
         check = partial(check_member, self.engine, member, self.url)
-        copy_file(self.remote, f"members/{member.name}", Path(self.member_path(member.name)), check, moved)
+        copy_file(self.remote, f"members/{member.name}", Path(self.member_path(member.name)), check, moved, link)
 
     def _expected(self) -> list[str]:
         try:

@@ -178,7 +178,7 @@ class VersionedStore(View):
         return None
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Say in which order members will be read first; a copy that lacks some is filled in that order."""
+        # docstring inherited
         self._place.expect([self.version.members[number].name for number in numbers])
 
     def close(self) -> None:
