@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,69 +17,12 @@ import pytest
 import storeds
 from _packing import storeds_command, storeds_json
 from _writing import die_at_file_operation, fork, wait_for
-from s3_server import BreakingProxy, environment, run_s3
+from s3_server import BreakingProxy
 from shares import FULL, SEED
+from staged._stores import COUNT, numbers, upload, write
 from storeds import StoreDataset, StoreLoader, errors, ops
 from storeds.config import build_dataset
 from storeds.testing import run_mongod
-
-FIELDS = {"blob": "bytes", "n": "int", "key": "str"}
-COUNT = 60
-
-
-def write(url: str, first: int = 0, count: int = COUNT) -> str:
-    with storeds.open_writer(url, FIELDS) as writer:
-        writer.append({"blob": bytes([n % 256]) * 20_000, "n": n, "key": f"k{n}"} for n in range(first, first + count))
-    return url
-
-
-def numbers(url: Any, **how: Any) -> list[int]:
-    with storeds.open_backend(url, **how) as backend:
-        return [row["n"] for row in backend.get_many(range(len(backend)))]  # type: ignore[index]  # none is bad
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with run_s3(tmp_path_factory.mktemp("s3")) as port:
-        yield port
-
-
-@pytest.fixture(scope="module")
-def bucket(server: int) -> Any:
-    """What puts and deletes objects, and is no part of storeds."""
-    from obstore.store import S3Store
-
-    variables = environment(server)
-    return S3Store(
-        "bucket",
-        endpoint=variables["AWS_ENDPOINT_URL"],
-        access_key_id=variables["AWS_ACCESS_KEY_ID"],
-        secret_access_key=variables["AWS_SECRET_ACCESS_KEY"],
-        region="us-east-1",
-        client_options={"allow_http": True},
-    )
-
-
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[BreakingProxy]:
-    """A proxy before the server, which clients of this test use."""
-    with BreakingProxy(server) as proxy:
-        for name, value in environment(proxy.port).items():
-            monkeypatch.setenv(name, value)
-        yield proxy
-
-
-def upload(bucket: Any, folder: Path, prefix: str) -> int:
-    """Put the files below a folder, and return their bytes."""
-    import obstore
-
-    total = 0
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if path.is_file():
-            name = f"{prefix}/{path.relative_to(folder)}" if folder.is_dir() else prefix
-            obstore.put(bucket, name, path)
-            total += path.stat().st_size
-    return total
 
 
 @pytest.mark.parametrize("suffix", ["h5", "lmdb"])

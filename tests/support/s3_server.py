@@ -79,13 +79,15 @@ class BreakingProxy:
     """Forwards connections to a port, and counts the bytes that come back.
 
     `fault` is asked at each connection how many bytes of the answer pass before the connection breaks; None breaks nothing.
-    `rate` is how many bytes a second come back, over all connections; None for no limit.
+    `at_request` is called with the number of each part of a request, before it passes. `rate` is how many bytes a second come back, over all connections; None for no limit.
     """
 
     target: int
     fault: Callable[[int], int | None] = lambda _: None
+    at_request: Callable[[int], object] = lambda _: None
     rate: float | None = None
     port: int = 0
+    requested: int = 0
     received: int = 0
     connections: int = 0
     _sockets: list[socket.socket] = field(default_factory=list)
@@ -132,6 +134,10 @@ class BreakingProxy:
                 if is_answer:
                     self.received += len(data)
                     self._pass(len(data))
+                else:
+                    with self._lock:
+                        self.requested += 1
+                    self.at_request(self.requested)
                 if left is not None:
                     if len(data) > left:
                         target.sendall(data[:left])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from storeds.backends.writer import Sink, StoreWriter
     from storeds.protocols import JSON, Backend
 
-__all__ = ["COMMIT_EVERY", "open_backend", "open_writer", "scheme_of", "with_scheme"]
+__all__ = ["COMMIT_EVERY", "engine_of_suffix", "open_backend", "open_writer", "scheme_of", "with_scheme"]
 
 _LOG = logging.getLogger("storeds")
 
@@ -379,8 +379,13 @@ def scheme_of(url: str | os.PathLike[str] | StoreURL, *, writing: bool) -> str:
     return _engine_of_path(parsed)
 
 
+def engine_of_suffix(path: str) -> str | None:
+    """Return the engine whose files have the suffix of a path or URL; None for another file."""
+    return _SUFFIXES.get(os.path.splitext(path)[1].lower())
+
+
 def _engine_of_suffix(url: StoreURL) -> str:
-    engine = _SUFFIXES.get(os.path.splitext(url.path)[1].lower())
+    engine = engine_of_suffix(url.path)
     if engine is None:
         suffixes = ", ".join(_SUFFIXES)
         raise ConfigError(
@@ -401,7 +406,7 @@ def _engine_of_path(url: StoreURL) -> str:
     status, engine = engine_at(path, path)
     if engine is not None:
         return engine
-    if os.path.splitext(path)[1].lower() in _SUFFIXES:
+    if engine_of_suffix(path) is not None:
         return _engine_of_suffix(url)
     if stat.S_ISDIR(status.st_mode):
         suffix = _hdf5_suffix_in(path)

@@ -8,10 +8,15 @@ from collections.abc import Sized
 from typing import Any
 
 from storeds import registry
+from storeds._utils.urls import REMOTE, StoreURL
+from storeds.backends.opening import engine_of_suffix
+from storeds.backends.staged.opening import cache_of
+from storeds.backends.staged.tree import copy_files, holds_versions
 from storeds.errors import ConfigError, suggest
 from storeds.formats.format import Format
 from storeds.layouts.files.detect import kind_of_path
 from storeds.layouts.files.rows import Rows
+from storeds.layouts.files.tars import in_ranges
 from storeds.protocols import Backend
 
 __all__ = ["open_source"]
@@ -25,7 +30,8 @@ def open_source(
     Parameters
     ----------
     source : path, URL or object
-        One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
+        Also a URL of another machine, ``s3://bucket/photos/`` or ``https://host/train-{000..009}.tar``: its files are copied first,
+        to the folder in ``$STOREDS_STAGE``. One of: a folder with one sub-folder per class, or with images only; a folder of images beside one of masks; a
         data.yaml or a folder of YOLO; a folder of Pascal VOC; a folder of videos, or one video; a .csv, .tsv, .jsonl,
         .ndjson, .parquet or .tar file; a .json file of COCO; a glob, a range or a list of tar files; a folder that
         `export` wrote; the URL or the file of a store, or a `Backend`; a dataset; `storeds.formats.Rows`, which are returned.
@@ -51,6 +57,7 @@ def open_source(
         if options or kind is not None:
             raise ConfigError(f"Rows take no {', '.join([*options, *([] if kind is None else ['kind'])])}")
         return source
+    source = _local(source)
     kind = kind or _detect(source)
     format: Format = registry.FORMATS.get(kind)
     if format.read is None:
@@ -66,6 +73,30 @@ def open_source(
     if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
         raise ConfigError(f"a source of kind {kind} has no option {unknown!r}; {suggest(unknown, known, 'options')}")
     return format.read(source, **options)
+
+
+def _local(source: Any) -> Any:
+    """Return a source on this machine: files of another one are copied, in the folder of staged copies."""
+    given = [source] if isinstance(source, (str, os.PathLike)) else source
+    if not isinstance(given, (list, tuple)) or not any(map(_is_remote, given)):
+        return source
+    urls = [url for each in given for url in in_ranges(os.fspath(each))]
+    if not all(map(_is_remote, urls)):
+        raise ConfigError("a list of files is of this machine, or of another one, not of both")
+    if len(urls) == 1 and _is_store(StoreURL.parse(urls[0])):
+        return source
+    cache = cache_of(StoreURL.parse(urls[0]), None, "copied to a local folder first")
+    return os.fspath(copy_files(urls, cache))
+
+
+def _is_remote(source: Any) -> bool:
+    return isinstance(source, str) and StoreURL.parse(source).scheme in REMOTE
+
+
+def _is_store(url: StoreURL) -> bool:
+    if not url.path.endswith("/"):
+        return engine_of_suffix(url.path) is not None
+    return "version" in url.options or holds_versions(f"{url.scheme}://{url.path}")
 
 
 def _check_path(source: Any, kind: str) -> None:

@@ -135,13 +135,14 @@ class Entry:
         except OSError as error:
             raise UnavailableError(f"{self.url} cannot be staged in {self.folder}: {error}") from None
 
-    def is_worked_on(self) -> bool:
-        """Whether a process works on the entry."""
-        try:
-            with open(self.folder / _LOCK, "ab") as lock:
-                return not _is_locked_now(lock)
-        except OSError:  # there is no entry
-            return False
+    def lock_now(self) -> IO[bytes] | None:
+        """Return the locked file if no process works on the entry; closing it, in every process that has it, unlocks it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = open(self.folder / _LOCK, "ab")  # noqa: SIM115  # the caller closes it
+        if _is_locked_now(lock):
+            return lock
+        lock.close()
+        return None
 
     def note(self, **what: Any) -> None:
         """Write down what the entry is now, besides what was written before."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from storeds import errors
 from storeds.backends.raw import Opener, RawStore
@@ -27,6 +27,7 @@ __all__ = ["ArrivingOpener", "Copier"]
 
 _LOG = logging.getLogger("storeds")
 _PAUSE = 0.02  # seconds between looks at a file
+_DEATHS = 3  # processes that a signal killed, while one file is awaited
 _RUNNING: dict[tuple[int, Path], subprocess.Popen[str]] = {}  # by process and entry: it ends with its pipe
 
 
@@ -53,13 +54,20 @@ class Copier:
         StoredsError
             That of the process: the store cannot be reached, is damaged, or there is no room for it.
         """
-        own, is_told = (os.getpid(), self.entry.folder), False
+        own, deaths, is_told = (os.getpid(), self.entry.folder), 0, False
         while not os.path.exists(path):
             process = _RUNNING.get(own)
-            if process is not None and process.poll() is not None:
-                self._end(_RUNNING.pop(own))
-            elif process is None and not self.entry.is_worked_on():
-                _RUNNING[own] = self._start(None)
+            if process is None:
+                with self.entry.lock_now() or contextlib.nullcontext() as lock:
+                    if lock is not None:
+                        _RUNNING[own] = self._start(None, lock)
+            elif process.poll() is not None:
+                del _RUNNING[own]
+                deaths += process.returncode < 0  # by a signal
+                if process.returncode < 0 and deaths <= _DEATHS:
+                    _close(process)
+                else:
+                    self._end(process)
             if not is_told:
                 _LOG.info("%s: waiting for %s", self.entry.url, path)
                 is_told = True
@@ -68,16 +76,20 @@ class Copier:
     def renew(self, name: str) -> bool:
         """Have a file copied again if it is damaged; return whether it is intact now."""
         try:
-            self._end(self._start(name))
+            self._end(self._start(name, None))
         except StoredsError as error:
             _LOG.warning("%s: a damaged copy cannot be replaced: %s", self.entry.url, error)
             return False
         return True
 
-    def _start(self, renew: str | None) -> subprocess.Popen[str]:
-        request = {"url": self.url, "path": str(self.entry.cache.path), "limit": self.entry.cache.limit, "renew": renew}
+    def _start(self, renew: str | None, lock: IO[bytes] | None) -> subprocess.Popen[str]:
+        """Start a process, which gets the lock of the entry so that no other one starts meanwhile."""
+        cache, passed = self.entry.cache, [] if lock is None else [lock.fileno()]
+        request = {"url": self.url, "path": str(cache.path), "limit": cache.limit, "renew": renew, "lock": passed}
         command = [sys.executable, "-m", "storeds.backends.staged.process"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this Python
+        process = subprocess.Popen(  # noqa: S603  # this Python
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=passed
+        )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request) + "\n")

@@ -22,6 +22,8 @@ def _main() -> None:
     try:
         cache = StageCache(Path(request["path"]), request["limit"])
         copy = copy_of(request["url"], cache, {}, open_backend, open_writer)
+        for each in request["lock"]:  # the copy takes the lock itself
+            os.close(each)
         if request["renew"] is None:
             copy.fill()
         else:

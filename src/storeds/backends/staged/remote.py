@@ -184,7 +184,9 @@ class Objects:
         import obstore
 
         if self.given.partition("://")[0] in _WITHOUT_LISTS:
-            raise UnavailableError(f"{self.url}: web servers list no files; name a version, as in …/train/?version=1")
+            raise UnavailableError(
+                f"{self.url}: web servers list no files: name a file, or a version of a store, as in …/train/?version=1"
+            )
 
         def listed() -> dict[str, State]:
             found = obstore.list_with_delimiter(self._store(), f"{folder}/")["objects"]

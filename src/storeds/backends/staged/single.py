@@ -96,17 +96,9 @@ class SingleCopy(ABC):
                         old.unlink()
             return Staged(self.url, str(target), self.entry.folder.name, moved)
 
+    @abstractmethod
     def renew(self, name: str) -> None:
-        """Copy the store again if its file is damaged; raises StoredsError if that does not help."""
-        with self.entry.locked():
-            local = Path(self.entry.read_note().get("local", ""))
-            try:
-                check_native(engine_of_file(str(local)) or "", local, self.url)
-            except (StoredsError, OSError):
-                if self._target() != local:
-                    raise UnavailableError(f"{self.url} was replaced meanwhile; open it again") from None
-                self.copy(local, None)
-                self.entry.count_repair()
+        """Replace the file by the same one if it is damaged; raises StoredsError if that does not help."""
 
     def _target(self) -> Path:
         return self.entry.folder / f"{xxhash.xxh3_64_hexdigest(self.state().encode())}{self.suffix}"
@@ -138,6 +130,18 @@ class FileCopy(SingleCopy):
 
         copy_file(self._remote, "", target, self._check, count)
         return done
+
+    def renew(self, name: str) -> None:
+        # docstring inherited
+        with self.entry.locked():
+            local = Path(self.entry.read_note().get("local", ""))
+            try:
+                check_native(engine_of_file(str(local)) or "", local, self.url)
+            except (StoredsError, OSError):
+                if self._target() != local:
+                    raise UnavailableError(f"{self.url} was replaced meanwhile; open it again") from None
+                self.copy(local, None)
+                self.entry.count_repair()
 
     def _check(self, path: Path) -> None:
         engine = engine_of_file(str(path))
@@ -196,3 +200,9 @@ class CollectionCopy(SingleCopy):
         sync_path(fresh)
         os.replace(fresh, target)
         return moved
+
+    def renew(self, name: str) -> None:
+        # docstring inherited; each copy is another store, and readers keep the one that they opened
+        raise UnavailableError(
+            f"{self.url}: its copy is damaged; remove it, storeds stage --remove {self.entry.folder.name}, and open the store again"
+        )

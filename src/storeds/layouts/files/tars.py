@@ -23,7 +23,7 @@ from storeds.protocols import Field, Record
 from storeds.records.canonical_json import canonical_json
 from storeds.values.text import is_int
 
-__all__ = ["parse_members", "tar"]
+__all__ = ["in_ranges", "parse_members", "tar"]
 
 _IMAGES = tuple(suffix[1:] for suffix in IMAGE_SUFFIXES)
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -144,21 +144,29 @@ def _find_shards(given: Sequence[str]) -> list[str]:
 
 def _expand(path: str) -> list[str]:
     """Return the paths that a range or a glob stands for. The name of an existing file stands for itself."""
-    found = _RANGE.search(path)
     if os.path.isdir(path):
         return [os.path.join(path, name) for name in sorted(os.listdir(path)) if _is_shard(name)]
-    if os.path.lexists(path) or (found is None and not glob.has_magic(path)):
+    names = in_ranges(path)
+    if os.path.lexists(path) or (names == [path] and not glob.has_magic(path)):
         return [path]
+    if names != [path]:
+        return [each for name in names for each in _expand(name)]
+    matches = sorted(glob.glob(path, recursive=True))
+    if not matches:
+        raise StoreNotFoundError(f"no file matches {path}: {nearest(os.path.abspath(path))}")
+    return matches
+
+
+def in_ranges(path: str) -> list[str]:
+    """Return the names that the ranges in one stand for, such as ``train-{000..099}.tar``; the name itself if it has none."""
+    found = _RANGE.search(path)
     if found is None:
-        matches = sorted(glob.glob(path, recursive=True))
-        if not matches:
-            raise StoreNotFoundError(f"no file matches {path}: {nearest(os.path.abspath(path))}")
-        return matches
+        return [path]
     numbers = range(int(found[1]), int(found[2]) + 1)
     if not numbers:
         raise ConfigError(f"{path}: the range {found[0]} is empty")
     filled = (f"{path[: found.start()]}{number:0{len(found[1])}}{path[found.end() :]}" for number in numbers)
-    return [each for name in filled for each in _expand(name)]
+    return [each for name in filled for each in in_ranges(name)]
 
 
 def _is_shard(name: str) -> bool:
