@@ -21,6 +21,7 @@ MODULES = (
     "decoding",
     "samples",
     "patches",
+    "staging",
     "versions",
     "silent",
     "device",

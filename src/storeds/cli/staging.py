@@ -58,6 +58,9 @@ def stage(
             print_json([each._asdict() for each in kept])
             return
         print_table(
-            {"name": "left", "bytes": "right", "complete": "left", "store": "left"},
-            ((each.name, byte_size(each.bytes), "yes" if each.is_complete else "no", each.url) for each in kept),
+            {"name": "left", "bytes": "right", "complete": "left", "repaired": "right", "store": "left"},
+            (
+                (each.name, byte_size(each.bytes), "yes" if each.is_complete else "no", str(each.repaired), each.url)
+                for each in kept
+            ),
         )
