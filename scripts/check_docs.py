@@ -150,7 +150,7 @@ def failed_examples(page: Path) -> str | None:
                 cwd=work,
                 env={
                     **os.environ,
-                    "PYTHONPATH": f"{ROOT}{os.pathsep}{VISION}",
+                    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}{os.pathsep}{VISION}",
                     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
                 },
                 stdin=subprocess.DEVNULL,
