@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def order(dataset: Any, epoch: int = 0, **how: Any) -> list[int]:
-    sampler = EpochSampler(dataset, shuffle=True, seed=7, block_size="member", **how)
+    sampler = EpochSampler(dataset, shuffle=True, seed=2, block_size="member", **how)
     sampler.set_epoch(epoch)
     return list(sampler)
 
@@ -92,7 +92,7 @@ def test_the_first_batch_comes_before_most_members_are_there(
     dataset = StoreDataset(f"s3://bucket/first-{start_method}/", reader="array", fields=["n"], stage=cache)
     proxy.rate = size / 3  # two members a second
     loader = StoreLoader(
-        dataset, batch_size=5, shuffle=True, seed=7, block_size="member", num_workers=2, start_method=start_method
+        dataset, batch_size=5, shuffle=True, seed=2, block_size="member", num_workers=2, start_method=start_method
     )
     found, there = [], []
     for (batch,) in loader:
@@ -107,7 +107,7 @@ def test_the_first_batch_comes_before_most_members_are_there(
 
 def test_a_run_that_is_resumed_goes_on_in_the_order_of_members(store: Path) -> None:
     dataset = StoreDataset(f"lmdb://{store}/", reader="array", fields=["n"])
-    how: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7, "block_size": "member"}
+    how: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 2, "block_size": "member"}
     loader = StoreLoader(dataset, **how)
     batches = iter(loader)
     seen = [int(n) for _ in range(3) for n in next(batches)[0]]

@@ -124,6 +124,19 @@ def test_two_machines_that_write_the_same_records_at_once(
         storeds.append(url, source)
 
 
+def test_without_a_folder_to_write_to_the_error_says_what_to_set(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOREDS_STAGE")
+    with pytest.raises(errors.ConfigError, match="is written to a local folder first: set STOREDS_STAGE to one"):
+        storeds.append(url, write(f"hdf5://{tmp_path}/a.h5"))
+    with pytest.raises(errors.ConfigError, match="is copied to a local folder first: set STOREDS_STAGE to one"):
+        storeds.pack("s3://bucket/photographs/", f"lmdb://{tmp_path}/a.lmdb")
+    monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / "cache"))
+    with pytest.raises(errors.ConfigError, match=r"'mongodb'; did you mean|engines of files"):
+        storeds.append(f"{url}?engine=mongodb", write(f"hdf5://{tmp_path}/b.h5"))
+
+
 def test_a_lost_answer_to_an_upload_is_no_conflict(url: str, proxy: BreakingProxy, tmp_path: Path) -> None:
     source = write(f"hdf5://{tmp_path}/a.h5")
     storeds.append(url, source)

@@ -80,6 +80,28 @@ def test_many_workers_that_meet_the_damage_copy_once(bucket: Any, proxy: Breakin
     assert [each.repaired for each in ops.staged(tmp_path / "cache")] == [1]
 
 
+def test_a_member_that_somebody_removed_is_copied_again(tmp_path: Path) -> None:
+    url, cache = f"lmdb://{tmp_path}/mounted/", tmp_path / "cache"
+    storeds.append(url, write(f"hdf5://{tmp_path}/a.h5"))
+    ops.stage(url, cache)
+    (member,) = copies(cache)
+    member.unlink()
+    assert numbers(url, stage=cache) == [*range(COUNT)]
+
+
+def test_another_store_at_the_same_place_replaces_the_copy(tmp_path: Path) -> None:
+    url, cache, old = f"lmdb://{tmp_path}/mounted/", tmp_path / "cache", tmp_path / "old"
+    source = write(f"hdf5://{tmp_path}/a.h5")
+    storeds.append(url, source)
+    assert numbers(url, stage=cache) == [*range(COUNT)]
+    (tmp_path / "mounted").rename(old)
+    storeds.append(url, source)  # the same names, other builds
+    damage(next((old / "members").iterdir()), 7)
+    with storeds.open_backend(url, stage=cache) as backend:
+        assert [record["n"] for record in backend.get_many(range(COUNT))] == [*range(COUNT)]  # type: ignore[index]  # none is bad
+        assert backend.meta.build == storeds.open_backend(url).meta.build
+
+
 def test_damage_on_both_sides_is_a_bad_record_and_the_rest_is_read(tmp_path: Path) -> None:
     path, cache = write(str(tmp_path / "a.h5")), tmp_path / "cache"
     with storeds.open_backend(path, stage=cache) as backend:

@@ -20,7 +20,7 @@ from storeds._utils.urls import REMOTE, StoreURL, file_url, split_options
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import engine_at
 from storeds.backends.selecting import select
-from storeds.backends.staged.opening import cache_of, copy_of, open_copy
+from storeds.backends.staged.opening import READ, cache_of, copy_of, open_copy
 from storeds.backends.store import Store
 from storeds.backends.unread import SHOWN, bounded
 from storeds.backends.versions.naming import version_place
@@ -221,7 +221,7 @@ def _open_one(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> 
 def _open_copy(url: StoreURL, layout: str | None, options: Mapping[str, Any]) -> Backend:
     """Open a store that is read from a local copy, in the folder that the option ``stage`` names."""
     rest = {name: value for name, value in options.items() if name != _STAGE}
-    cache = cache_of(url, options.get(_STAGE), "read from a local copy")
+    cache = cache_of(url, options.get(_STAGE), READ)
     copy = copy_of(url, cache, rest, open_backend, open_writer)
     return open_copy(copy, url, rest, lambda local, own: _open(local, layout, own))
 

@@ -10,7 +10,7 @@ from typing import Any
 from storeds import registry
 from storeds._utils.urls import REMOTE, StoreURL
 from storeds.backends.opening import engine_of_suffix
-from storeds.backends.staged.opening import cache_of
+from storeds.backends.staged.opening import PACKED, cache_of
 from storeds.backends.staged.tree import copy_files, holds_versions
 from storeds.errors import ConfigError, suggest
 from storeds.formats.format import Format
@@ -85,7 +85,7 @@ def _local(source: Any) -> Any:
         raise ConfigError("a list of files is of this machine, or of another one, not of both")
     if len(urls) == 1 and _is_store(StoreURL.parse(urls[0])):
         return source
-    cache = cache_of(StoreURL.parse(urls[0]), None, "copied to a local folder first")
+    cache = cache_of(StoreURL.parse(urls[0]), None, PACKED)
     return os.fspath(copy_files(urls, cache))
 
 

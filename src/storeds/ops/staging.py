@@ -9,7 +9,7 @@ from typing import Any
 from storeds._utils.urls import StoreURL
 from storeds.backends.opening import open_backend, open_writer
 from storeds.backends.staged.cache import Kept, StageCache
-from storeds.backends.staged.opening import cache_of, copy_of
+from storeds.backends.staged.opening import READ, cache_of, copy_of
 from storeds.backends.staged.single import Staged
 from storeds.ops.progress import Progress, ProgressHook
 from storeds.ops.verifying import verify
@@ -67,7 +67,7 @@ def stage(
     given = {"path": path, "limit": limit} if path is not None or limit is not None else None
     hook = None if progress is None else lambda done, total: progress(Progress(done, total, done))
     parsed = StoreURL.parse(url)
-    cache = cache_of(parsed, given, "read from a local copy")
+    cache = cache_of(parsed, given, READ)
     return copy_of(parsed, cache, options or {}, open_backend, open_writer).fill(hook)
 
 

@@ -22,7 +22,7 @@ from storeds.errors import ConfigError, StoredsError, UnavailableError
 __all__ = ["Entry", "Kept", "StageCache"]
 
 _LOG = logging.getLogger("storeds")
-_NOTE, _LOCK = "stage.json", "lock"
+_NOTE, _LOCK, _REPAIR = "stage.json", "lock", "repair.lock"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?B)?")
 _UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -121,11 +121,11 @@ class Entry:
     url: str
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Let one process of the machine at a time work on the entry; the others wait."""
+    def locked(self, *, to_repair: bool = False) -> Iterator[None]:
+        """Let one process of the machine at a time fill the entry, or repair what it has; the others wait."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / _LOCK, "ab") as lock:
+            with open(self.folder / (_REPAIR if to_repair else _LOCK), "ab") as lock:
                 if not _is_locked_now(lock):
                     _LOG.info("%s: waiting until another process has copied it to %s", self.url, self.folder)
                     fcntl.flock(lock, fcntl.LOCK_EX)

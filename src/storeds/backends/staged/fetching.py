@@ -21,7 +21,7 @@ from typing import IO, Any
 from storeds import errors
 from storeds.backends.raw import Opener, RawStore
 from storeds.backends.staged.cache import Entry
-from storeds.errors import FormatError, StoredsError
+from storeds.errors import FormatError, StoredsError, UnavailableError
 
 __all__ = ["ArrivingOpener", "Copier"]
 
@@ -54,20 +54,21 @@ class Copier:
         StoredsError
             That of the process: the store cannot be reached, is damaged, or there is no room for it.
         """
-        own, deaths, is_told = (os.getpid(), self.entry.folder), 0, False
+        own, deaths, is_own, is_told = (os.getpid(), self.entry.folder), 0, False, False
         while not os.path.exists(path):
             process = _RUNNING.get(own)
             if process is None:
                 with self.entry.lock_now() or contextlib.nullcontext() as lock:
                     if lock is not None:
-                        _RUNNING[own] = self._start(None, lock)
+                        _RUNNING[own], is_own = self._start(None, lock), True
             elif process.poll() is not None:
                 del _RUNNING[own]
                 deaths += process.returncode < 0  # by a signal
-                if process.returncode < 0 and deaths <= _DEATHS:
-                    _close(process)
-                else:
+                if is_own and (process.returncode >= 0 or deaths > _DEATHS):
                     self._end(process)
+                    if not os.path.exists(path):
+                        raise UnavailableError(f"{self.entry.url} was copied, and {path} is gone: open the store again")
+                _close(process)  # it began for another file, or is replaced
             if not is_told:
                 _LOG.info("%s: waiting for %s", self.entry.url, path)
                 is_told = True

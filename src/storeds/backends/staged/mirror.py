@@ -166,10 +166,13 @@ class Mirror(VersionFolder):
             for member in version.members:
                 self._is_here(member)
 
+    def _exists(self, member: Member) -> bool:
+        return Path(self.member_path(member.name)).exists()
+
     def _is_here(self, member: Member) -> bool:
         """Whether a member is here; removes another one with its name."""
         path = Path(self.member_path(member.name))
-        if not path.exists():
+        if not self._exists(member):
             return False
         try:
             is_here = native_meta_of(self.engine, path).build == member.build
@@ -190,13 +193,15 @@ class Mirror(VersionFolder):
 
         The caller has locked the entry.
         """
-        if version.number in self.kept():
-            return 0
-        missing = {each.name: each for each in version.members if not self._is_here(each)}
+        is_kept = version.number in self.kept()  # then only what somebody has removed is not here
+        is_here = self._exists if is_kept else self._is_here
+        missing = {each.name: each for each in version.members if not is_here(each)}
         columns = [name for each in version.members for name in each.files]
         columns = [name for name in dict.fromkeys(columns) if not Path(self.column_path(name)).exists()]
         sizes = [*self._states("members", [*missing]), *self._states("columns", [f"{name}.npy" for name in columns])]
         total, done = sum(state.size for state in sizes), 0
+        if is_kept and not sizes:
+            return 0
         self.entry.cache.check_room(total, self.url)
         self.entry.note(complete=False)
 

@@ -22,7 +22,11 @@ from storeds.errors import ConfigError
 from storeds.protocols import Backend, Writer
 from storeds.records.meta import NATIVE
 
-__all__ = ["Copy", "VersionCopy", "cache_of", "copy_of", "open_copy"]
+__all__ = ["PACKED", "READ", "WRITTEN", "Copy", "VersionCopy", "cache_of", "copy_of", "open_copy"]
+
+READ = "read from a local copy: say where, stage='/local/cache', or set STOREDS_STAGE"
+WRITTEN = "written to a local folder first: set STOREDS_STAGE to one"
+PACKED = "copied to a local folder first: set STOREDS_STAGE to one"
 
 
 class Copy(Protocol):
@@ -64,7 +68,7 @@ class VersionCopy:
 
     def renew(self, name: str) -> None:
         # docstring inherited
-        with self.entry.locked():
+        with self.entry.locked(to_repair=True):
             self.mirror.renew(self.version, name)
 
     def open(self, options: Mapping[str, Any]) -> VersionedStore:
@@ -74,9 +78,9 @@ class VersionCopy:
 
 
 def cache_of(url: StoreURL, given: Any, what: str) -> StageCache:
-    """Return the folder of copies that is given or set; raises ConfigError, which says `what` it is for."""
+    """Return the folder of copies that is given or set; raises ConfigError, which says `what` it is for and how to name it."""
     if given is None and not os.environ.get("STOREDS_STAGE"):
-        raise ConfigError(f"{url} is {what}: say where, stage='/local/cache', or set STOREDS_STAGE")
+        raise ConfigError(f"{url} is {what}")
     return StageCache.of(given)
 
 

@@ -133,7 +133,7 @@ class FileCopy(SingleCopy):
 
     def renew(self, name: str) -> None:
         # docstring inherited
-        with self.entry.locked():
+        with self.entry.locked(to_repair=True):
             local = Path(self.entry.read_note().get("local", ""))
             try:
                 check_native(engine_of_file(str(local)) or "", local, self.url)

@@ -43,13 +43,13 @@ def version_place(url: StoreURL, options: Mapping[str, Any] | None = None) -> Ve
 
 
 def _in_the_cloud(url: StoreURL) -> VersionPlace:
-    from storeds.backends.staged.opening import cache_of  # which reads versions
+    from storeds.backends.staged.opening import WRITTEN, cache_of  # which reads versions
     from storeds.backends.staged.publishing import CloudVersions
 
     engine = url.options.get("engine")
     if engine not in (None, *SUFFIXES):
         raise ConfigError(f"{url}: {suggest(engine, SUFFIXES, 'engines of files')}")
-    cache = cache_of(url, None, "written to a local folder first")
+    cache = cache_of(url, None, WRITTEN)
     found = CloudVersions.of(f"{url.scheme}://{url.path}", cache, engine or "lmdb")
     return replace(found, engine=_engine_in(found)) if found.numbers() else found
 
