@@ -44,7 +44,8 @@ def patch(
 ) -> PatchSpec:
     """Part of a record → that part of each of its large arrays, at the same place, and its position.
 
-    Reads only the part, from HDF5 files of other tools. Other stores read a whole record, and free the rest of it.
+    Reads only the part. Of LMDB and HDF5 stores of storeds, the first part of a record reads all of it, see ``docs/volumes.md``;
+    MongoDB and stores of other tools, except for HDF5, read whole records.
 
     Parameters
     ----------
