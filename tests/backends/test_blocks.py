@@ -51,7 +51,7 @@ def record(at: int) -> dict[str, Any]:
     return {
         "key": f"key{at}",
         "raw": raw,
-        "affine": np.eye(4) * at,
+        "affine": np.eye(4)[: 4 * (at % 2)] * at,
         "label": at - 1,
         "note": {"at": [at, "ä"]},
         "labels": (raw < 9).astype("<i2"),
@@ -261,6 +261,16 @@ def test_a_replaced_store_has_checksums_of_its_own(make_engine_url: MakeUrl, eng
         except StoredsError:
             again = first
         assert np.array_equal(again["raw"], RAW[0][box])
+
+
+@pytest.mark.parametrize("engine", FILES)
+def test_a_deleted_store_that_is_open_is_read(make_engine_url: MakeUrl, engine: str) -> None:
+    url, box = make_store(FIELDS, [record(0)], make_engine_url(engine)), box_of((70, 60, 50))
+    with open_backend(url) as backend:
+        backend.get_many([0], ["label"])
+        path_of(url).unlink()
+        for _ in range(2):
+            assert np.array_equal(parts(backend, [0], [box])[0]["raw"], RAW[0][box])
 
 
 def test_values_that_lie_elsewhere_now_are_read(make_engine_url: MakeUrl) -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import compress
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import Any, NamedTuple
 
@@ -106,13 +107,13 @@ class KeptBlocks:
         arrays = tuple(name for name in names if self._meta.fields[name].kind == "array")
         if not any(size_of_values(self._meta.fields[name]) > _LARGE for name in arrays):
             return {}
-        found = raw.arrays(positions, arrays)
-        zipped = zip(positions, [] if found is None else found.records, strict=found is not None)
-        large = [at for at, each in zipped if any(one.size > _LARGE for one in _stored_in(each))]
+        found, out = raw.arrays(positions, arrays), dict[int, Record]()
+        large = [] if found is None else [*compress(positions, map(_is_large, found.records))]
         found = raw.arrays(large, names) if large else None
-        out: dict[int, Record] = {}
-        for at, each in [] if found is None else zip(large, found.records, strict=True):
-            with suppress(ValueError, KeyError):  # it is damaged, which the whole record shows
+        if found is None:
+            return {}
+        for at, each in zip(large, found.records, strict=True):
+            with suppress(ValueError, TypeError, KeyError):  # it is damaged, which the whole record shows
                 out[at] = self._record(at, each, names, partial(whole, at))
         return out
 
@@ -151,8 +152,9 @@ class KeptBlocks:
         return kept
 
 
-def _stored_in(record: Any) -> list[StoredBytes]:
-    return [record] if isinstance(record, StoredBytes) else [*record.values()]
+def _is_large(record: Any) -> bool:
+    """Whether a packed record, or one of its arrays, is large."""
+    return any(each.size > _LARGE for each in ([record] if isinstance(record, StoredBytes) else record.values()))
 
 
 def _found_in(record: Record | RecordError, fields: Mapping[str, Field]) -> Array:
@@ -167,7 +169,7 @@ def _found_in(record: Record | RecordError, fields: Mapping[str, Field]) -> Arra
     for name, field in fields.items():
         at += len(encode(name))
         if field.kind == "array":
-            array = np.ascontiguousarray(record[name], field.dtype)
+            array = np.asarray(record[name], field.dtype, order="C")
             size, shape = array.nbytes, array.shape
             at += len(encode([field.dtype, shape])) + (2 if size < 1 << 8 else 3 if size < 1 << 16 else 5)
             digests = _digests(_blocks(array.reshape(-1).view(np.uint8).data))

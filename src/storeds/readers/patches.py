@@ -44,8 +44,8 @@ def patch(
 ) -> PatchSpec:
     """Part of a record → that part of each of its large arrays, at the same place, and its position.
 
-    Reads only the part. Of LMDB and HDF5 stores of storeds, the first part of a record reads all of it, see ``docs/volumes.md``;
-    MongoDB and stores of other tools, except for HDF5, read whole records.
+    Reads only the part, from LMDB and HDF5 stores, once a first part of a record has read and verified all of it, and from HDF5
+    files of other tools. Other stores, and small records, are read whole, and the rest is freed.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, MADV_RANDOM, mmap
 from typing import Any
 
@@ -48,12 +48,12 @@ class Environment:
         self._map: mmap | None = None
 
     def map(self) -> mmap | None:
-        """Return a map of the file, besides that of LMDB; None if another file is there now.
+        """Return a map of the file, besides that of LMDB; None if the file is not there any more.
 
         LMDB gives no part of a value without reading all of it.
         """
         if self._map is None:
-            with open(self._path, "rb", buffering=0) as file:
+            with suppress(OSError), open(self._path, "rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_ino == int(self.build.partition("-")[0], 16):
                     self._map = mmap(file.fileno(), 0, access=ACCESS_READ)
                     self._map.madvise(MADV_RANDOM)
