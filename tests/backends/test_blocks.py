@@ -321,6 +321,20 @@ def test_workers_read_patches(make_engine_url: MakeUrl, engine: str, loader: Cal
     assert len([*cache.glob("*.npy")]) == 2
 
 
+def test_joined_stores_give_their_patches(make_engine_url: MakeUrl) -> None:
+    urls = [
+        make_store(FIELDS, map(record, each), make_engine_url(engine))
+        for engine, each in zip(FILES, ([0], [1, 2]), strict=True)
+    ]
+    options = {"size": [1, 9, 1], "per_record": 2}
+    for _ in range(2):
+        dataset = StoreDataset(urls, reader="patch", reader_options=options, fields=["raw", "key"], as_dict=True)
+        for at, sample in zip((5, 0, 3, 4), dataset[[5, 0, 3, 4]], strict=True):
+            box = tuple(slice(low, low + n) for low, n in zip(sample["position"].tolist(), (1, 9, 1), strict=True))
+            assert sample["key"] == f"key{at // 2}"
+            assert np.array_equal(sample["raw"], record(at // 2)["raw"][box])
+
+
 def test_many_records_keep_few_checksums_in_memory_and_no_open_files(make_engine_url: MakeUrl) -> None:
     array = np.random.default_rng(0).integers(0, 256, LEAST + 1, np.uint8)
     field = {"kind": "array", "dtype": "|u1", "shape": [None]}

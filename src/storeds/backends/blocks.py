@@ -10,6 +10,7 @@ import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
@@ -127,7 +128,7 @@ class KeptBlocks:
             start, size, shape, checksums = known[name]
             each = stored.part(start, size) if isinstance(stored, StoredBytes) else stored[name]
             if fields[name].kind == "array":
-                arrays[name] = _BlockedArray(shape, np.dtype(fields[name].dtype), each, checksums, name, whole)
+                arrays[name] = _BlockedArray((*shape,), np.dtype(fields[name].dtype), each, checksums, name, whole)
                 is_known = each.size == size
             else:
                 is_packed = isinstance(each, StoredBytes)
@@ -202,26 +203,22 @@ def _digests(blocks: Sequence[memoryview]) -> bytes:
     return b"".join(map(xxhash.xxh3_64_digest, blocks))
 
 
+@dataclass(frozen=True)
 class _BlockedArray(StoredArray):
-    """An array in a record of a native store, of which each block is verified when it is read."""
+    """Field `name` of a record of a native store, of which each block is verified when it is read."""
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: np.dtype[Any],
-        stored: StoredBytes,
-        checksums: memoryview,
-        name: str,
-        whole: Callable[[], Any],
-    ) -> None:
-        self.shape = tuple(shape)
-        self._dtype, self._stored, self._checksums, self._name, self._whole = dtype, stored, checksums, name, whole
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    stored: StoredBytes
+    checksums: memoryview
+    name: str
+    whole: Callable[[], Any]
 
     def read(self, boxes: Sequence[Box]) -> list[Array | ValueError]:
         # docstring inherited
         bounds = [[(low, max(low, high)) for low, high, _ in map(slice.indices, box, self.shape)] for box in boxes]
-        spans = [Spans.of(self.shape, each, self._dtype.itemsize, _BLOCK) for each in bounds]
-        found: list[Any] = [np.empty([high - low for low, high in each], self._dtype) for each in bounds]
+        spans = [Spans.of(self.shape, each, self.dtype.itemsize, _BLOCK) for each in bounds]
+        found: list[Any] = [np.empty([high - low for low, high in each], self.dtype) for each in bounds]
         rows = [out.reshape(-1, *each.sides) if out.size else out for out, each in zip(found, spans, strict=True)]
         runs, damaged = [*_runs(spans)], set[int]()
         buffer = memoryview(bytearray(_BLOCK * max((end - first for first, end, _ in runs), default=0)))
@@ -229,21 +226,21 @@ class _BlockedArray(StoredArray):
         for number, (first, end, members) in enumerate(runs):
             if number == 1 and blocks_read() > blocks_before:  # the first run came from the disk
                 rest = np.array([each[:2] for each in runs[1:]]) * _BLOCK
-                self._stored.will_need(rest[:, 0], rest[:, 1])
+                self.stored.will_need(rest[:, 0], rest[:, 1])
             begin = first * _BLOCK
-            view = self._stored.read(begin, buffer[: min(end * _BLOCK, self._stored.size) - begin])
+            view = self.stored.read(begin, buffer[: min(end * _BLOCK, self.stored.size) - begin])
             is_buffer = view.obj is buffer.obj and len(view) == end * _BLOCK - begin
             digests = _digests(blocks[: end - first] if is_buffer else _blocks(view))
-            if digests != self._checksums[8 * first : 8 * end]:
+            if digests != self.checksums[8 * first : 8 * end]:
                 damaged.update(at for _, at, _ in members)
                 continue
             for start, at, place in members:
                 _, _, sides, strides = spans[at]
-                rows[at][place] = np.ndarray(sides, self._dtype, view, start - begin, strides)
-        record: Any = self._whole() if damaged else None
+                rows[at][place] = np.ndarray(sides, self.dtype, view, start - begin, strides)
+        record: Any = self.whole() if damaged else None
         for at in damaged:
             is_bad = isinstance(record, RecordError)
-            found[at] = ValueError(record.reason) if is_bad else record[self._name][boxes[at]].copy()
+            found[at] = ValueError(record.reason) if is_bad else record[self.name][boxes[at]].copy()
         return found
 
 
