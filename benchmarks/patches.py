@@ -1,4 +1,4 @@
-"""Random patches of large arrays in HDF5 files, against h5py's own slices of the same datasets."""
+"""Random patches of large arrays in HDF5 files and native stores, against h5py's own slices of the same arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from benchmarks._common import Result, Run, entry, ratio
-from storeds import StoreDataset, StoreLoader
+from storeds import StoreDataset, StoreLoader, open_writer
 
 _SIZE, _BATCH = 96, 4
 _HOW: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def slices(path: Path, starts: list[list[int]]) -> Callable[[], list[Any]]:
 
 @entry("patches", f"Random patches of {_SIZE}³ of a volume, against h5py's slice")
 def patches(run: Run) -> Iterator[Result]:
-    side, count = max(int(512 * min(run.scale, 1.0) ** (1 / 3)) // 64 * 64, 4 * 64), run.count(64, _BATCH)
+    side, count = max(int(512 * min(run.scale, 1.0) ** (1 / 3)) // 64 * 64, 4 * 64), run.count(32, _BATCH)
     run.setup.update(side=side, patches=count)
     for dtype, volume in volumes(side):
         for name, how in _HOW.items():
@@ -56,16 +56,23 @@ def patches(run: Run) -> Iterator[Result]:
                 path = folder / "volume.h5"
                 with h5py.File(path, "w") as file:
                     file.create_dataset("raw", data=volume, **how)
-                yield from _results(run, f"{dtype}, {name}", path, count)
+                fewer = max(count // 4, _BATCH) if "compression" in how else count
+                yield from _results(run, f"{dtype}, {name}", path, fewer, path, layout="per_file")
+                for engine in () if how else ("lmdb", "hdf5"):
+                    url = f"{engine}://{folder}/native.{engine}"
+                    field = {"kind": "array", "dtype": volume.dtype.str, "shape": list(volume.shape)}
+                    with open_writer(url, {"raw": field}) as writer:
+                        writer.append({"raw": volume})
+                    yield from _results(run, f"{dtype}, native {engine}", url, count, path)
 
 
-def _results(run: Run, name: str, path: Path, count: int) -> Iterator[Result]:
+def _results(run: Run, name: str, source: Path | str, count: int, path: Path, **how: Any) -> Iterator[Result]:
     options = {"size": (_SIZE,) * 3, "per_record": count}
-    dataset = StoreDataset(path, layout="per_file", fields=["raw"], reader="patch", reader_options=options, seed=1)
+    dataset = StoreDataset(source, fields=["raw"], reader="patch", reader_options=options, seed=1, **how)
     theirs = slices(path, [position.tolist() for _, position in dataset[:]])
     for (ours, _), expected in zip(dataset[:], theirs(), strict=True):
         if not np.array_equal(ours, expected):
-            raise AssertionError(f"{path} gives other patches")
+            raise AssertionError(f"{source} gives other patches")
 
     def in_steps_of(step: int) -> None:
         for at in range(0, count, step):

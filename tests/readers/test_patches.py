@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -221,6 +222,24 @@ def test_a_patch_decompresses_the_chunks_that_it_touches_once_a_batch(
     inflated.clear()
     dataset[:]
     assert len(inflated) <= 4 * 2 * 3
+
+
+def test_a_long_window_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal = np.random.default_rng(0).normal(size=(1_000_000, 2)).astype("f4")
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        file["signal"] = signal
+    calls, preadv = list[int](), os.preadv
+
+    def counted(*args: Any) -> int:
+        calls.append(1)
+        return preadv(*args)
+
+    with open_backend(tmp_path / "s.h5", columns={"a": "signal"}) as backend:
+        monkeypatch.setattr(os, "preadv", counted)
+        box = slice(1_000, 201_000), slice(0, 2)
+        (found,) = backend.get_parts([0], lambda *_: {"a": box}, ["a"])  # type: ignore[attr-defined]
+    assert np.array_equal(found["a"], signal[box])
+    assert len(calls) == 1
 
 
 def test_a_damaged_chunk_is_a_bad_record_for_the_patches_that_touch_it(tmp_path: Path) -> None:

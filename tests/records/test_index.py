@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -43,6 +43,20 @@ def test_lists_are_removed_after_a_month(tmp_path: Path, monkeypatch: pytest.Mon
     save_index(new, np.arange(3))
     assert set(cache.iterdir()) - {*users} == {used, new, linked, cache / f"storeds-{digest[::-1]}.npy"}
     assert {path.read_bytes() for path in users} == {b"not ours"}
+
+
+def test_many_lists_are_seldom_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOREDS_CACHE", str(tmp_path))
+    looks, scandir = list[int](), os.scandir
+
+    def counted(folder: Path) -> Any:
+        looks.append(1)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for number in range(1_000):
+        save_index(index_path(number), np.arange(1))
+    assert len(looks) < 500
 
 
 def test_a_user_without_a_home_folder_keeps_no_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from storeds._utils.text import some
 from storeds.errors import FormatError, StoredsError, StoreNotFoundError, UnavailableError
 
-__all__ = ["TAR", "engine_of_file", "nearest", "os_failure", "read_at"]
+__all__ = ["TAR", "engine_of_file", "nearest", "os_failure", "read_at", "read_into"]
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -47,6 +47,14 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
         offset, size = offset + len(parts[-1]), size - len(parts[-1])
         parts.append(os.pread(descriptor, size, offset) if size else b"")
     return b"".join(parts)
+
+
+def read_into(buffer: memoryview, descriptor: int, offset: int) -> int:
+    """Fill `buffer` with the bytes of an open file from `offset` on; return how many there are."""
+    done = os.preadv(descriptor, [buffer], offset)
+    while 0 < done < len(buffer) and (more := os.preadv(descriptor, [buffer[done:]], offset + done)):
+        done += more
+    return done
 
 
 def staging_folder(target: str | Path) -> Path:

@@ -73,9 +73,11 @@ class RawStore(Protocol):
         return None
 
     def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows | None:
-        """Return the same as `read`, with a ``storeds.records.parts.StoredArray`` in place of each large array.
+        """Return the same as `read`, without reading large arrays; None if the store reads only whole records.
 
-        None if the store reads only whole records. `Store` reads their parts while it leases the handle.
+        In place of each large array stands a ``storeds.records.parts.StoredArray``. Of a native store, a
+        ``storeds.backends.blocks.StoredBytes`` stands in place of each array, or of the whole packed record. `Store` reads them
+        while it leases the handle.
         """
         return None
 

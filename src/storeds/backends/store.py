@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from storeds.backends.blocks import KeptBlocks
 from storeds.backends.handles import POOL, HandleRef, Lease
 from storeds.backends.positions import check_positions, outside
 from storeds.backends.raw import Fault, Opener, RawStore, Rows
@@ -20,7 +21,7 @@ from storeds.records.arrays import stack_packed, stack_records, stackable
 from storeds.records.codec import RecordCodec
 from storeds.records.columns import check_has_column, column_from_records
 from storeds.records.meta import NATIVE
-from storeds.records.parts import parts_of_records, parts_of_stored
+from storeds.records.parts import choose_at, parts_of_records, parts_of_stored
 from storeds.records.verifier import Verifier
 from storeds.records.where import check_where, positions_by_columns
 
@@ -70,6 +71,7 @@ class Store:
         self.url: str = opener.url
         self.meta: Meta = meta
         self._codec = RecordCodec(meta.fields)
+        self._blocks = KeptBlocks(opener.url, meta)
 
     @classmethod
     def known(cls, opener: Opener[Any], meta: Meta) -> Self:
@@ -98,12 +100,13 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         # What is not read may be a long list, and the process that opened the store has reported it.
-        left_out = ("_ref", "_unread", "_needs_whole", "_is_renewed")
+        left_out = ("_ref", "_unread", "_needs_whole", "_is_renewed", "_blocks")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         self._unread = None
+        self._blocks = KeptBlocks(self.url, self.meta)
         self._begin()
 
     def __len__(self) -> int:
@@ -241,18 +244,29 @@ class Store:
     def get_parts(
         self, positions: Sequence[int], choose: ChooseBoxes, /, fields: Sequence[str] | None = None
     ) -> list[Record | RecordError]:
-        """Return parts of records; see `storeds.protocols.SupportsParts`. Native stores verify, and so read, whole records."""
+        """Return parts of records; see `storeds.protocols.SupportsParts`.
+
+        Of native stores, small records are read whole, and others the first time, to verify them.
+        """
         wanted = self._check_fields(fields)
         asked: list[int] = check_positions(positions, self.meta.count, self.url).tolist()
-        if asked and self.meta.layout != NATIVE:
-            unique = sorted(set(asked))
-            place_of = {position: place for place, position in enumerate(unique)}
-            with _Reading(self) as raw:
+        unique, out = sorted(set(asked)), dict[int, Record | RecordError]()
+        with _Reading(self) as raw:
+            if raw.verifier is not None:
+                stored = self._blocks.records(raw, unique, wanted, lambda position: self.get_many([position])[0])
+            else:
                 found = raw.arrays(unique, wanted)
-                if found is not None:
-                    parts = parts_of_stored(found.records, [place_of[position] for position in asked], choose)
-                    return self._named(raw, parts, asked)
-        return parts_of_records(self, asked, choose, wanted)
+                stored = {} if found is None else dict(zip(unique, found.records, strict=True))
+            inside = [at for at, position in enumerate(asked) if position in stored]
+            place_of = {position: place for place, position in enumerate(stored)}
+            places = [place_of[asked[at]] for at in inside]
+            parts = parts_of_stored([*stored.values()], places, partial(choose_at, choose, inside))
+            out.update(zip(inside, self._named(raw, parts, [asked[at] for at in inside]), strict=True))
+        rest = [at for at in range(len(asked)) if at not in out]
+        if rest:
+            whole = parts_of_records(self, [asked[at] for at in rest], partial(choose_at, choose, rest), wanted)
+            out.update(zip(rest, whole, strict=True))
+        return [out[at] for at in range(len(asked))]
 
     def digests(self) -> Array:
         """Return the checksum of each record of a native store, shape (n, 8), uint8.

@@ -44,7 +44,8 @@ def patch(
 ) -> PatchSpec:
     """Part of a record → that part of each of its large arrays, at the same place, and its position.
 
-    Reads only the part, from HDF5 files of other tools. Other stores read a whole record, and free the rest of it.
+    Reads only the part, from LMDB and HDF5 stores, once a first part of a record has read and verified all of it, and from HDF5
+    files of other tools. Other stores, and small records, are read whole, and the rest is freed.
 
     Parameters
     ----------

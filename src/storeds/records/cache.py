@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _POSITIONS = np.dtype(np.int64)
 _KEPT = 30 * 86_400  # seconds since the last use
+_LOOKED_AT = 100  # files of the folder for each list that is written, on average
+_WAITING: dict[Path, int] = {}  # folder → lists to write before the next look
 
 
 _REMOVED = re.compile(r"storeds-[0-9a-f]{32}(\.npy|-\w{8}\.fresh)")  # names of lists and unfinished files in the cache
@@ -125,9 +127,13 @@ def save_json(path: Path, value: JSON) -> bool:
 
 def _remove_unused(folder: Path) -> None:
     """Remove old lists and unfinished files. Any other file in the folder belongs to the user."""
+    _WAITING[folder] = _WAITING.get(folder, 0) - 1
+    if _WAITING[folder] > 0:
+        return
     oldest = time.time() - _KEPT
     with os.scandir(folder) as entries:
-        for entry in entries:
+        for number, entry in enumerate(entries):
+            _WAITING[folder] = number // _LOOKED_AT
             if not _REMOVED.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
                 continue
             with contextlib.suppress(OSError):  # another process removes it too

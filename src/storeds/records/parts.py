@@ -1,4 +1,4 @@
-"""Reads parts of large arrays: of backends that can read them, and of records in memory."""
+"""Reads parts of large arrays: of backends that can read them, and of records in memory. `Spans` is where their bytes lie."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,19 @@ from storeds.errors import RecordError
 from storeds.protocols import Array, Backend, Box, ChooseBoxes, Field, Record
 from storeds.records.codec import Fault
 
-__all__ = ["StoredArray", "choose_at", "parts_of_records", "parts_of_stored", "read_parts"]
+__all__ = [
+    "Spans",
+    "StoredArray",
+    "choose_at",
+    "parts_of_records",
+    "parts_of_stored",
+    "read_parts",
+    "size_of_values",
+]
 
 _AT_ONCE = 64 << 20  # bytes of whole records in memory
+_MOST = 1 << 18  # bytes of a span, which fit in the cache of a processor
+_LEAST = 1 << 14  # bytes of a span that are worth a call
 
 
 class StoredArray(ABC):
@@ -36,6 +46,43 @@ class StoredArray(ABC):
         ...
 
 
+class Spans(NamedTuple):
+    """The bytes of a box of an array in C order: equal spans, with what lies between the rows of the box.
+
+    Attributes
+    ----------
+    starts : array of int64
+        Where each begins, ascending.
+    wide : int
+        Bytes of each.
+    sides, strides : tuple of int
+        The elements of the box in a span: along its last axes, and the bytes from one to the next.
+    """
+
+    starts: Array
+    wide: int
+    sides: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], box: Sequence[tuple[int, int]], itemsize: int, gap: int) -> Spans:
+        """Return the spans of a box, the start and end along each axis; they contain gaps of less than `gap` bytes."""
+        sides = tuple(high - low for low, high in box)
+        strides = tuple(math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape)))
+        if 0 in sides:
+            return cls(np.empty(0, np.int64), 0, sides, strides)
+        split, wide = len(shape), itemsize  # a span is the axes from `split` on
+        while split and (sides[split - 1] == 1 or strides[split - 1] - wide < gap):
+            more = wide + (sides[split - 1] - 1) * strides[split - 1]
+            if more > _MOST and wide >= _LEAST:
+                break
+            split, wide = split - 1, more
+        starts = np.array(sum(low * stride for (low, _), stride in zip(box, strides, strict=True)), np.int64)
+        for side, stride in zip(sides[:split], strides, strict=False):
+            starts = np.add.outer(starts, np.arange(side) * stride)
+        return cls(starts.reshape(-1), wide, sides[split:], strides[split:])
+
+
 def read_parts(
     backend: Backend, positions: Sequence[int], choose: ChooseBoxes, fields: Sequence[str]
 ) -> list[Record | RecordError]:
@@ -50,7 +97,7 @@ def parts_of_records(
 ) -> list[Record | RecordError]:
     """Return parts of records that are read whole, of which few are in memory at once."""
     unique, places = np.unique(np.asarray(positions, np.int64), return_inverse=True)
-    step = max(_AT_ONCE // max(sum(_nbytes(backend.meta.fields[name]) for name in fields), 1), 1)
+    step = max(_AT_ONCE // max(sum(size_of_values(backend.meta.fields[name]) for name in fields), 1), 1)
     out: list[Any] = [None] * len(positions)
     for first in range(0, len(unique), step):
         records = backend.get_many(unique[first : first + step].tolist(), fields)
@@ -62,7 +109,7 @@ def parts_of_records(
     return out
 
 
-def _nbytes(field: Field) -> int:
+def size_of_values(field: Field) -> int:
     """Return how many bytes a value may take; a lot for arrays of varying shape."""
     if field.kind == "array" and field.is_fixed:
         return math.prod(side or 0 for side in field.shape or ()) * np.dtype(field.dtype).itemsize

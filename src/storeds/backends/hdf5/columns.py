@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from storeds.backends.hdf5.rows import UNREADABLE, Rows, gather, read_ranges
+from storeds.backends.blocks import StoredBytes
+from storeds.backends.hdf5.rows import UNREADABLE, FlatRows, Rows, gather, read_ranges
 from storeds.protocols import Array, Field
 from storeds.records.columns import SCALARS, text_offsets
 
@@ -62,6 +63,18 @@ class Column:
             return found
         shapes = gather(self.shapes, positions).view(OFFSET).tolist()
         return [[self.field.dtype, shape, data] for data, shape in zip(found, shapes, strict=True)]
+
+    def stored(self, positions: Array) -> list[StoredBytes] | None:
+        """Return the elements of arrays, which are not read yet; None if libhdf5 reads them, or some are not there."""
+        if not isinstance(self.rows, FlatRows):
+            return None
+        if self.offsets is None:
+            starts, stops = positions, positions + 1
+        else:
+            starts, stops = gather(self.offsets, positions, 2).view(OFFSET).T
+        if (starts < 0).any() or (stops < starts).any() or (stops > self.rows.count).any():
+            return None
+        return [*map(self.rows.stored, starts.tolist(), stops.tolist())]
 
     def _fits_between_others(self, position: int, start: int, stop: int) -> bool:
         """Whether few of the offsets around those of a record contradict them.

@@ -148,6 +148,21 @@ class Hdf5Store(RawStore):
             return None
         return Stacked({name: _typed(raw[name], declared[name]) for name in fields}, digests, seals)
 
+    def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows | None:
+        # docstring inherited
+        at = np.array(positions, np.int64)
+        columns: list[list[Any]] = []
+        try:
+            for name in fields:
+                column = self._columns[name]
+                values = column.stored(at) if column.field.kind == "array" else column.read(at)
+                if values is None:
+                    return None
+                columns.append(values)
+        except ValueError:  # a value is unreadable
+            return None
+        return Rows(_records(fields, columns, len(at)))
+
     def _seals(self, positions: Array) -> bytes:
         """Return the seals of records, 8 big-endian bytes each, end to end; raises ValueError if one is unreadable."""
         return gather(self._seal_rows, positions).view(_SEAL).astype(">u8").tobytes()

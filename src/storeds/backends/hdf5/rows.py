@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from storeds._utils.prefetch import blocks_read, will_need
+from storeds.backends.blocks import StoredBytes
 from storeds.backends.hdf5.inflation import InflationCheck, most_claimed
 from storeds.errors import FormatError
 from storeds.protocols import Array
@@ -155,6 +156,10 @@ class FlatRows(JoinedRows):
         except OSError as error:
             _check_is_damage(error)
         return b"".join(parts)
+
+    def stored(self, start: int, stop: int) -> StoredBytes:
+        """Return the bytes of a row range, which are not read yet."""
+        return StoredBytes(self._descriptor, self._offset + start * self.size, (stop - start) * self.size)
 
 
 class LibraryRows(JoinedRows):

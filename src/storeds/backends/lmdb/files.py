@@ -7,7 +7,8 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, MADV_RANDOM, mmap
 from typing import Any
 
 import lmdb
@@ -43,6 +44,20 @@ class Environment:
         self.pages: Array | None = None
         self._databases: dict[bytes | None, Any] = {}
         self._lock = threading.Lock()
+        self._path = path
+        self._map: mmap | None = None
+
+    def map(self) -> mmap | None:
+        """Return a map of the file, besides that of LMDB; None if the file is not there any more.
+
+        LMDB gives no part of a value without reading all of it.
+        """
+        if self._map is None:
+            with suppress(OSError), open(self._path, "rb", buffering=0) as file:
+                if os.fstat(file.fileno()).st_ino == int(self.build.partition("-")[0], 16):
+                    self._map = mmap(file.fileno(), 0, access=ACCESS_READ)
+                    self._map.madvise(MADV_RANDOM)
+        return self._map
 
     def database(self, name: bytes | None) -> Any:
         """Return the handle of a named database, or of the main one for None; raises errors of LMDB."""
@@ -58,7 +73,7 @@ class Environment:
 
     def close(self) -> None:
         """Close the environment."""
-        self.pages = None
+        self.pages = self._map = None
         self.env.close()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from storeds._utils.prefetch import ADVISED, blocks_read, will_need
 from storeds._utils.settings import parse_options
 from storeds._utils.urls import StoreURL, file_path
+from storeds.backends.blocks import StoredBytes
 from storeds.backends.engine import Engine
 from storeds.backends.file_stores import FileLocation, describe_file, engine_at
 from storeds.backends.handles import POOL
@@ -96,6 +97,16 @@ class LmdbStore(RawStore):
             return None
         finally:
             self._is_cold = blocks_read() != blocks
+
+    def arrays(self, positions: list[int], fields: tuple[str, ...]) -> Rows | None:
+        # docstring inherited
+        pages, mapped = self._environment.pages, self._environment.map()
+        if pages is None or mapped is None:
+            return None
+        places = pages[positions]
+        starts = (places >> COUNT_BITS) * self._page_size + _OVERFLOW.size
+        sizes = (places & (1 << COUNT_BITS) - 1) * self._page_size - _OVERFLOW.size
+        return Rows([StoredBytes(mapped, *each) for each in zip(starts.tolist(), sizes.tolist(), strict=True)])
 
     def _announced(self, positions: list[int]) -> int:
         """Have records loaded from the disk if the last ones came from there; return the blocks that were read until now."""

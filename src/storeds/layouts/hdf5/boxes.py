@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 import h5py
 import numpy as np
 
+from storeds._utils.files import read_into
 from storeds.backends.hdf5.inflation import filters_of
 from storeds.errors import FormatError, UnavailableError
 from storeds.layouts.hdf5.chunks import _Slices, check_claim, inflated_chunk, is_gzip, moved
 from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.protocols import Array, Box
-from storeds.records.parts import StoredArray
+from storeds.records.parts import Spans, StoredArray
 
 __all__ = ["BoxedArray", "Boxes", "boxes_of"]
 
 _PAGE = 4096  # bytes; skipping fewer of them costs more than reading them
-_MOST = 1 << 18  # bytes that one call reads, which fit in the cache of a processor
 
 _Fill = Callable[[tuple[int, ...], Box, Array], None]
 """Reads a part of the chunk at a corner into the bytes of an array, shape (*its sides, bytes of a value)."""
@@ -141,20 +141,11 @@ def _from_file(
 
     Reads what lies between rows of the box too, where that is less than a page.
     """
-    *sides, itemsize = out.shape
-    strides = [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
-    split, wide = len(shape), itemsize  # from the axis `split` on, `wide` bytes are read at once
-    while split and (sides[split - 1] == 1 or strides[split - 1] - wide < _PAGE):
-        more = wide + (sides[split - 1] - 1) * strides[split - 1]
-        if more > _MOST:
-            break
-        split, wide = split - 1, more
-    starts = np.full(1, offset + sum(one.start * stride for one, stride in zip(box, strides, strict=True)))
-    for side, stride in zip(sides[:split], strides, strict=False):
-        starts = np.add.outer(starts, np.arange(side) * stride)
-    buffer = bytearray(wide)  # which stays in the cache of the processor
-    rows: Array = np.ndarray((*sides[split:], itemsize), "u1", buffer, strides=(*strides[split:], 1))
-    for at, start in zip(np.ndindex(*sides[:split]), starts.reshape(-1).tolist(), strict=True):
-        if os.preadv(descriptor, [buffer], start) != wide:
+    itemsize = out.shape[-1]
+    starts, wide, sides, strides = Spans.of(shape, [(one.start, one.stop) for one in box], itemsize, _PAGE)
+    buffer = memoryview(bytearray(wide))  # which stays in the cache of the processor
+    rows: Array = np.ndarray((*sides, itemsize), "u1", buffer, strides=(*strides, 1))
+    for at, start in zip(np.ndindex(*out.shape[: len(shape) - len(sides)]), (starts + offset).tolist(), strict=True):
+        if read_into(buffer, descriptor, start) != wide:
             raise ValueError("its bytes are cut short")
         out[at] = rows
