@@ -66,12 +66,14 @@ def test_any_number_of_ranks_has_the_same_order(store: Path, replicas: int) -> N
 
 def test_selections_subsets_patterns_and_windows_have_the_members_of_their_records(store: Path, tmp_path: Path) -> None:
     selected = StoreDataset(f"lmdb://{store}/?where=n >= 30", reader="array", fields=["n"])
+    last = StoreDataset(f"lmdb://{store}/", reader="array", fields=["n"], where={"n": [*range(90, TOTAL)]})
     chosen = torch.utils.data.Subset(selected, [*range(0, len(selected), 3)])
     files = [write(f"hdf5://{tmp_path}/{number}.h5", 10 * number, 10) for number in range(4)]
     pattern = StoreDataset(f"hdf5://{tmp_path}/*.h5", reader="array", fields=["n"])
     joined: Any = torch.utils.data.ConcatDataset([pattern, selected])
     for dataset, member_of in (
         (selected, MEMBER_OF[30:]),
+        (last, MEMBER_OF[90:]),
         (chosen, MEMBER_OF[30::3]),
         (pattern, np.repeat(np.arange(len(files)), 10)),
         (joined, np.concatenate([np.repeat(np.arange(len(files)), 10), 10 + MEMBER_OF[30:]])),

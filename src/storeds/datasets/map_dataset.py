@@ -19,7 +19,6 @@ from torch.utils.data import ConcatDataset, Dataset
 from storeds._utils.arguments import check_int
 from storeds.backends.class_numbers import check_same_classes
 from storeds.backends.selecting import Conditions
-from storeds.backends.view import View
 from storeds.datasets.assembly import (
     Transforms,
     bind_joint,
@@ -367,17 +366,6 @@ class StoreDataset(Dataset[Any]):
         column = getattr(self.reader, "column", read_column)
         values: Array = column(self._view, field)
         return values
-
-    def member_numbers(self) -> Array:
-        """Return the member of the store that has each sample, shape (n,), int64, without I/O; 0 where there are no members.
-
-        Members are those of a versioned store, or the stores of a pattern or list. A sample of several records is where its first
-        one is.
-        """
-        view = self._view
-        numbers = view.member_numbers() if isinstance(view, View) else np.zeros(len(view), np.int64)
-        rows = getattr(self.reader, "rows", None)
-        return numbers if rows is None else rows.pick(numbers)
 
     @property
     def epoch(self) -> int:

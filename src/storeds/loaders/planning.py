@@ -177,8 +177,13 @@ def _by_member(data: Any, window: int) -> ByMember:
     def read(leaf: Any) -> Array:
         if not isinstance(leaf, StoreDataset):
             raise ConfigError(f"block_size='member' is for stores with members, and this is a {type(leaf).__name__}")
-        stores.backends.append(leaf.backend)
-        return leaf.member_numbers() + ((len(stores.backends) - 1) << _MEMBER_BITS)
+        store, rows = leaf._view, getattr(leaf.reader, "rows", None)
+        numbers = store.member_numbers() if isinstance(store, View) else np.zeros(len(store), np.int64)
+        stores.backends.append(store)
+        own: Array = (
+            numbers if rows is None else rows.pick(numbers)
+        )  # a sample of several records is where its first one is
+        return own + ((len(stores.backends) - 1) << _MEMBER_BITS)
 
     return ByMember(column_of(data, read), window, stores.expect)
 
