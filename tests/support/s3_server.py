@@ -116,8 +116,8 @@ class BreakingProxy:
             self.connections += 1
             left = self.fault(self.connections)
             self._sockets += [client, backend]
-            threading.Thread(target=self._pump, args=(client, backend, None), daemon=True).start()
-            threading.Thread(target=self._pump, args=(backend, client, left), daemon=True).start()
+            threading.Thread(target=self._pump, args=(client, backend, False, None), daemon=True).start()
+            threading.Thread(target=self._pump, args=(backend, client, True, left), daemon=True).start()
 
     def _pass(self, size: int) -> None:
         if self.rate is not None:
@@ -127,8 +127,7 @@ class BreakingProxy:
             if wait > 0:
                 time.sleep(wait)  # this is what a slow link does
 
-    def _pump(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
-        is_answer = left is not None or source.getpeername()[1] == self.target
+    def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool, left: int | None) -> None:
         try:
             while data := source.recv(1 << 16):
                 if is_answer:
