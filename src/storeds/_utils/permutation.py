@@ -173,7 +173,9 @@ class EpochOrder(Order):
 
 
 class PartOrder(Order):
-    """The order of an epoch part by part: shuffles parts of any size, then the samples within each `window` shuffled parts.
+    """The order of an epoch part by part: shuffles parts of any size, then the samples within windows of shuffled parts.
+
+    The first window is one part, so that an epoch begins when that is there; the others have `window` parts.
 
     Parameters
     ----------
@@ -193,7 +195,7 @@ class PartOrder(Order):
         self._keys = round_keys("storeds.order.window", 1, seed, epoch)
         self._begins = np.cumsum(sizes) - sizes  # of each part, among the samples
         self._starts = np.append(np.uint64(0), np.cumsum(sizes[self.parts]))  # of each part, among the places
-        self._windows = np.append(self._starts[:-1:window], self._starts[-1:])
+        self._windows = np.concatenate([self._starts[:1], self._starts[1:-1:window], self._starts[-1:]])
 
     def at(self, places: Uints) -> list[int]:
         """Return the index at each place."""

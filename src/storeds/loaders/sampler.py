@@ -49,7 +49,7 @@ class EpochSampler(Sampler[Any]):
         first epoch, which is epoch 0, does so with the members of a versioned store, or the stores of a pattern, as blocks, and
         they are staged in this order; later epochs are shuffled freely. Needs 8 bytes a sample.
     window : int, optional
-        How many blocks are mixed; 8 by default, and 2 members.
+        How many blocks are mixed; 8 by default, and 2 members, of which the very first comes alone.
     balance : str, optional
         A field, such as ``"label"``: all of its values come equally often. Each goes through all of its samples before it
         begins again, across epochs. This, `weights`, `samples_per_epoch` and mixtures shuffle, whatever `shuffle` says.

@@ -46,6 +46,17 @@ class Copier:
     url: str
     entry: Entry
 
+    def begin(self) -> bool:
+        """Start a process that copies, unless one works already; return whether it was started."""
+        own = os.getpid(), self.entry.folder
+        with self.entry.lock_now() or contextlib.nullcontext() as lock:
+            if lock is None:
+                return False
+            if own in _RUNNING:  # it has ended, as nobody has the lock
+                _close(_RUNNING[own])
+            _RUNNING[own] = self._start(None, lock)
+        return True
+
     def wait_for(self, path: str) -> None:
         """Return once a file is there, which some process of this machine copies.
 
@@ -58,9 +69,7 @@ class Copier:
         while not os.path.exists(path):
             process = _RUNNING.get(own)
             if process is None:
-                with self.entry.lock_now() or contextlib.nullcontext() as lock:
-                    if lock is not None:
-                        _RUNNING[own], is_own = self._start(None, lock), True
+                is_own = self.begin() or is_own
             elif process.poll() is not None:
                 del _RUNNING[own]
                 deaths += process.returncode < 0  # by a signal

@@ -150,21 +150,25 @@ class Mirror(VersionFolder):
 
     def opener(self, member: Member, opener: Opener[Any], version: Version) -> Opener[Any]:
         # docstring inherited
+        return ArrivingOpener(opener, self._copier(version), member.name, self.member_path(member.name))
+
+    def _copier(self, version: Version) -> Copier:
         given = self.remote.given
         place = given if "://" in given else file_url(self.engine, given)
-        copier = Copier(f"{place}/?version={version.number}", self.entry)
-        return ArrivingOpener(opener, copier, member.name, self.member_path(member.name))
+        return Copier(f"{place}/?version={version.number}", self.entry)
 
     # --- Copying ---
 
     def prepare(self, version: Version) -> None:
-        """Copy what reading needs before its first record: columns; remove members of another store that was here before."""
+        """Begin to copy a version, and wait for what reading needs before its first record, which are columns.
+
+        Members of another store that was here before are removed.
+        """
         needed = [*(name for each in version.members for name in each.columns.values())]
         needed += [each.dropped for each in version.members if each.dropped is not None]
         self._bring(needed)
-        if version.number not in self.kept():
-            for member in version.members:
-                self._is_here(member)
+        if version.number not in self.kept() and not all([self._is_here(member) for member in version.members]):
+            self._copier(version).begin()
 
     def _exists(self, member: Member) -> bool:
         return Path(self.member_path(member.name)).exists()
