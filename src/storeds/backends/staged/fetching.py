@@ -49,11 +49,12 @@ class Copier:
     def begin(self) -> bool:
         """Start a process that copies, unless one works already; return whether it was started."""
         own = os.getpid(), self.entry.folder
+        last = _RUNNING.get(own)
         with self.entry.lock_now() or contextlib.nullcontext() as lock:
-            if lock is None:
+            if lock is None or (last is not None and last.poll() is None):
                 return False
-            if own in _RUNNING:  # it has ended, as nobody has the lock
-                _close(_RUNNING[own])
+            if last is not None:
+                _close(last)
             _RUNNING[own] = self._start(None, lock)
         return True
 
@@ -71,7 +72,7 @@ class Copier:
             if process is None:
                 is_own = self.begin() or is_own
             elif process.poll() is not None:
-                del _RUNNING[own]
+                _RUNNING.pop(own, None)
                 deaths += process.returncode < 0  # by a signal
                 if is_own and (process.returncode >= 0 or deaths > _DEATHS):
                     self._end(process)

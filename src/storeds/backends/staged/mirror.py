@@ -167,8 +167,10 @@ class Mirror(VersionFolder):
         needed = [*(name for each in version.members for name in each.columns.values())]
         needed += [each.dropped for each in version.members if each.dropped is not None]
         self._bring(needed)
-        if version.number not in self.kept() and not all([self._is_here(member) for member in version.members]):
-            self._copier(version).begin()
+        if version.number not in self.kept():
+            missing = [member for member in version.members if not self._is_here(member)]
+            if missing:
+                self._copier(version).begin()
 
     def _exists(self, member: Member) -> bool:
         return Path(self.member_path(member.name)).exists()
