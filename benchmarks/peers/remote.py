@@ -100,6 +100,15 @@ def _make_torchvision_importable() -> None:
     import benchmarks.peers._torchvision  # noqa: F401
 
 
+def _import(name: str) -> None:
+    """Import a library, with torch."""
+    if name in _LIBRARIES:
+        _make_torchvision_importable()
+        importlib.import_module(_LIBRARIES[name])
+    else:
+        from storeds import StoreDataset, StoreLoader  # noqa: F401
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print there
@@ -108,9 +117,7 @@ def main() -> None:
         globals()[name](arguments[0], int(arguments[1]), int(arguments[2]))
         return
     make: Callable[[str, str], Iterable[Any]] = globals()[name]
-    if name in _LIBRARIES:
-        _make_torchvision_importable()
-    importlib.import_module(_LIBRARIES.get(name, "storeds.loaders"))  # with torch; it is not part of what is measured
+    _import(name)  # which is not part of what is measured
     times, counts, began = [], [], time.perf_counter()
     batches = make(*arguments)
     for _ in range(2):
