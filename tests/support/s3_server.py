@@ -81,12 +81,15 @@ class BreakingProxy:
 
     `fault` is asked at each connection how many bytes of the answer pass before the connection breaks; None breaks nothing.
     `at_request` is called with the number of each part of a request, before it passes. `rate` is how many bytes a second come back, over all connections; None for no limit.
+    After `held_after` bytes, nothing comes back until `release` is set.
     """
 
     target: int
     fault: Callable[[int], int | None] = lambda _: None
     at_request: Callable[[int], object] = lambda _: None
     rate: float | None = None
+    held_after: int | None = None
+    release: threading.Event = field(default_factory=threading.Event)
     port: int = 0
     requested: int = 0
     received: int = 0
@@ -121,6 +124,8 @@ class BreakingProxy:
             threading.Thread(target=self._pump, args=(backend, client, True, left), daemon=True).start()
 
     def _pass(self, size: int) -> None:
+        if self.held_after is not None and self.received > self.held_after:
+            self.release.wait(60)
         if self.rate is not None:
             with self._lock:
                 # A sleep that was too long is made up for.
