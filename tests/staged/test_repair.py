@@ -68,6 +68,22 @@ def test_a_damaged_copy_of_mongodb_says_what_to_do(tmp_path: Path, caplog: pytes
         assert numbers(url, stage=cache) == [*range(COUNT)]
 
 
+def test_a_damaged_column_is_copied_again_and_counted(tmp_path: Path) -> None:
+    url, cache = f"lmdb://{tmp_path}/mounted/", tmp_path / "cache"
+    storeds.append(url, write(f"hdf5://{tmp_path}/a.h5"))
+    storeds.edit(url, set={f"k{n}": {"n": -n} for n in range(COUNT)}, drop=["k5"])
+    expected = numbers(url)
+    ops.stage(url, cache)
+    columns = [*cache.glob("*/store/columns/*")]
+    assert len(columns) == 3
+    for path in columns:
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 4
+        path.write_bytes(data)
+    assert numbers(url, stage=cache) == expected
+    assert [each.repaired for each in ops.staged(cache)] == [2]  # one is checksums, which reading does not need
+
+
 def test_many_workers_that_meet_the_damage_copy_once(bucket: Any, proxy: BreakingProxy, tmp_path: Path) -> None:
     size = upload(bucket, Path(write(str(tmp_path / "a.h5"))), "decayed/a.h5")
     dataset = StoreDataset("s3://bucket/decayed/a.h5", reader="array", fields=["n", "blob"], stage=tmp_path / "cache")

@@ -120,12 +120,18 @@ class Mirror(VersionFolder):
     def get(self, name: str) -> Array:
         # docstring inherited
         self._bring([name])
-        return super().get(name)
+        try:
+            return super().get(name)
+        except FormatError:  # it has decayed here
+            Path(self.column_path(name)).unlink(missing_ok=True)
+            self._bring([name])
+            self.entry.count_repair()
+            return super().get(name)
 
     def get_each(self, names: Sequence[str]) -> Iterator[Array]:
         # docstring inherited
         self._bring(names)
-        return map(super().get, names)
+        return map(self.get, names)
 
     def _bring(self, columns: Sequence[str], moved: Callable[[int], object] = lambda _: None) -> None:
         def bring(name: str) -> None:
