@@ -132,10 +132,23 @@ def test_damage_on_both_sides_is_a_bad_record_and_the_rest_is_read(tmp_path: Pat
     assert [each.repaired for each in ops.staged(cache)] == [0]
 
 
+def test_a_disk_that_is_full_is_an_error_at_once(
+    bucket: Any, proxy: BreakingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / "cache"))
+    upload(bucket, Path(write(str(tmp_path / "a.h5"))), "full/a.h5")
+    code = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (500_000, 500_000)); import storeds; "
+    status, _, err = run(code + "storeds.open_backend('s3://bucket/full/a.h5')", None)
+    assert status == 1
+    assert "UnavailableError: s3://bucket/full/a.h5 cannot be staged in" in err.splitlines()[-1]
+    assert "File too large" in err.splitlines()[-1]
+    assert numbers("s3://bucket/full/a.h5") == [*range(COUNT)]
+
+
 def test_random_faults_give_the_same_records_or_an_error(
     bucket: Any, proxy: BreakingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deaths, decay here, other bytes there, broken answers, a full limit: at any moment, in any order."""
+    """Deaths, a full disk, decay here, other bytes there, broken answers, no server for a moment: in any order."""
     import obstore
 
     chance, cache, local = random.Random(SEED), tmp_path / "cache", tmp_path / "local"
@@ -150,25 +163,29 @@ def test_random_faults_give_the_same_records_or_an_error(
     code = "import storeds; b = storeds.open_backend('s3://bucket/faults/'); print(*(r['n'] for r in b.get_many(range(len(b)))))"
     outcomes = set[tuple[str, int]]()
     for number in range(FAULTS):
-        fault = chance.choice(["kill", "decay", "remote", "cut", "elsewhere", "remove"])
+        fault = chance.choice(["kill", "decay", "remote", "cut", "restart", "disk", "elsewhere", "remove"])
         if fault == "remote":
             member = chance.choice(members)
             obstore.put(bucket, f"faults/members/{member.name}", flipped(member, chance))
         elif fault == "cut":
             cut = chance.randrange(1_000_000)
             proxy.fault = lambda at, first=proxy.connections, cut=cut: cut if at <= first + 3 else None  # type: ignore[misc]
+        elif fault == "restart":
+            proxy.fault = lambda at, first=proxy.connections: 0 if at <= first + 12 else None  # type: ignore[misc]
         elif fault == "elsewhere":
             monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / f"other{number}"))
         else:
             harm_copy(fault, cache, chance)
-        status, out, err = run(code, chance.uniform(0.2, 1.5) if fault == "kill" else None)
+        limit = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (500_000, 500_000)); " if fault == "disk" else ""
+        status, out, err = run(limit + code, chance.uniform(0.2, 1.5) if fault == "kill" else None)
         proxy.fault = lambda _: None
         monkeypatch.setenv("STOREDS_STAGE", str(cache))
         upload(bucket, local, "faults")
         if status == 0:
             assert [int(n) for n in out.split()] == [*range(3 * COUNT)]
         elif fault != "kill":
-            assert (fault, "storeds.errors." in err.splitlines()[-1]) == ("remote", True)
+            assert fault in ("remote", "disk")
+            assert "storeds.errors." in err.splitlines()[-1]
         outcomes.add((fault, status))
         assert own.read_text() == "not of storeds"
     assert len(outcomes) > 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import filecmp
 import os
 import re
@@ -25,6 +26,13 @@ _USED_IN: dict[str, int] = {}  # the process that uses obstore
 
 _WITHOUT_LISTS = ("https", "http", "hf")
 _CHUNK = 8 << 20  # bytes
+_OF_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+)  # faults of this machine, which no try mends
 _DEADLINE = 120.0  # seconds of tries without a success
 _SHORT = 10.0  # the same, where an earlier copy serves otherwise
 _PAUSES = (0.1, 0.5, 2.0, 5.0, 10.0)  # seconds between them
@@ -174,7 +182,7 @@ class Objects:
                 if isinstance(error, lost) or time.monotonic() - began > deadline:
                     tries = f"{number + 1} tries in {time.monotonic() - began:.0f} s"
                     raise UnavailableError(f"{what} of {self.url} cannot be read after {tries}: {shown}") from None
-                if isinstance(error, OSError) and error.filename is not None:  # the disk of this machine
+                if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
                     raise
             time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
             number += 1
