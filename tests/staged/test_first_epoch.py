@@ -96,7 +96,7 @@ def test_the_first_batches_come_before_most_members_are_there(
         proxy.received + size * 3 // 10
     )  # of six members, the first one of the epoch and a part of the next
     dataset = StoreDataset(f"s3://bucket/first-{start_method}/", reader="array", fields=["n"], stage=cache)
-    how: dict[str, Any] = {"num_workers": 2, "start_method": start_method, "timeout": 60}
+    how: dict[str, Any] = {"num_workers": 2, "start_method": start_method, "timeout": 30}
     loader = StoreLoader(dataset, batch_size=5, shuffle=True, seed=2, block_size="member", **how)
     found = []
     for (batch,) in loader:

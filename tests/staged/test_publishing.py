@@ -52,6 +52,7 @@ def test_all_commands_on_a_store_in_the_cloud_equal_those_on_a_local_one(
         storeds.edit(place, set={"k1": {"n": -1}}, drop=["k0"], message="why")
         another_machine(tmp_path, monkeypatch)
         ops.compact(place)
+        another_machine(tmp_path, monkeypatch)
         ops.rollback(place, 3)
     mine, theirs = ops.log(url), ops.log(f"lmdb://{tmp_path}/local/")
     assert [(each.action, each.id, each.count, each.message) for each in mine] == [
@@ -108,17 +109,21 @@ def test_processes_that_append_at_once_lose_nothing(url: str, tmp_path: Path) ->
 def test_two_machines_that_write_the_same_records_at_once(
     url: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, other = write(f"hdf5://{tmp_path}/a.h5"), list[bool]()
+    import obstore
 
-    def append_there(_: object) -> None:
-        if not other:  # while this machine writes, before it uploads
-            other.append(True)
-            monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / "other"))
-            storeds.append(url, source)
-            monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / "cache"))
+    source, elsewhere = write(f"hdf5://{tmp_path}/a.h5"), f"s3://bucket/published-{next(PLACES)}/"
+    storeds.append(elsewhere, source)
+    (member,) = [name for name in names(bucket, elsewhere) if name.startswith("members/")]
+    theirs = obstore.get(bucket, f"{elsewhere.removeprefix('s3://bucket/')}{member}").bytes()
 
-    with pytest.raises(errors.StoreExistsError):
-        storeds.append(url, source, progress=append_there)
+    def upload_there(_: object) -> None:  # while this machine writes
+        obstore.put(bucket, f"{url.removeprefix('s3://bucket/')}{member}", bytes(theirs))
+
+    with pytest.raises(errors.StoreExistsError, match=f"has another file {member}.*storeds stage --remove"):
+        storeds.append(url, source, progress=upload_there)
+    assert names(bucket, url) == sorted([member, *(name for name in names(bucket, url) if name.startswith("columns/"))])
+    another_machine(tmp_path, monkeypatch)
+    storeds.append(url, source)  # goes on with what is there
     assert numbers(url) == [*range(COUNT)]
     with pytest.raises(errors.StoreExistsError, match="has these records already"):
         storeds.append(url, source)
@@ -140,13 +145,15 @@ def test_without_a_folder_to_write_to_the_error_says_what_to_set(
 def test_a_lost_answer_to_an_upload_is_no_conflict(url: str, proxy: BreakingProxy, tmp_path: Path) -> None:
     source = write(f"hdf5://{tmp_path}/a.h5")
     storeds.append(url, source)
-    for number in range(24 if FULL else 6):
-        # The answer of each of three connections breaks off after a few bytes: its request may have been carried out.
-        proxy.fault = lambda at, first=proxy.connections + number: 7 if first < at <= first + 3 else None  # type: ignore[misc]
+    count = COUNT
+    for number in range(1, 21) if FULL else range(11, 17):  # the last requests upload
+        # The answer breaks off after a few bytes: its request was carried out.
+        proxy.fault = lambda at, broken=proxy.connections + number: 7 if at == broken else None  # type: ignore[misc]
         more = write(f"hdf5://{tmp_path}/{number}.h5", 1000 * (number + 1), 10)
-        assert storeds.append(url, more).count == COUNT + 10 * (number + 1)
+        count += 10
+        assert storeds.append(url, more).count == count
     proxy.fault = lambda _: None
-    assert len(numbers(url)) == COUNT + 10 * (number + 1)
+    assert len(numbers(url)) == count
 
 
 def test_a_death_at_any_request_leaves_the_old_version_or_the_new_one(

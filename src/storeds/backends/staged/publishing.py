@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from storeds.backends.staged.copying import check_native, copy_file
 from storeds.backends.staged.mirror import Mirror
 from storeds.backends.staged.remote import Objects
 from storeds.backends.versions.document import Version
-from storeds.backends.versions.folder import is_of_storeds
+from storeds.backends.versions.folder import VersionFolder, is_of_storeds
 from storeds.backends.versions.place import Leftover
 from storeds.errors import StoreExistsError
 
@@ -28,6 +28,8 @@ class CloudVersions(Mirror):
     """
 
     remote: Objects
+    same: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Members that are there as they are here."""
 
     def publish(self, number: int, text: str) -> bool:
         # docstring inherited
@@ -35,15 +37,20 @@ class CloudVersions(Mirror):
         columns = {f"{name}.npy" for member in version.members for name in member.files}
         for name in sorted(columns - self.remote.states("columns").keys()):
             self._upload(f"columns/{name}", Path(self.column_path(name.removesuffix(".npy"))))
-        there = self.remote.states("members")
+        base = self.version(number - 1).members if number > 1 else ()
+        published = {(member.name, member.build) for member in base}
         for member in version.members:
-            if member.name not in there:
+            is_known = (member.name, member.build) in published or member.name in self.same
+            if not is_known and VersionFolder.has_member(
+                self, member.name
+            ):  # one that is not here was not written here
                 self.deliver(member.name)
         return self.remote.put(f"versions/{number:08}.json", text.encode())
 
     def deliver(self, name: str) -> None:
         # docstring inherited
         self._upload(f"members/{name}", Path(self.member_path(name)))
+        self.same.add(name)
 
     def _upload(self, name: str, path: Path) -> None:
         if not self.remote.put(name, path):
@@ -63,6 +70,7 @@ class CloudVersions(Mirror):
         path = Path(self.member_path(name))
         if not path.exists():
             copy_file(self.remote, f"members/{name}", path, self._check, lambda _: None)
+            self.same.add(name)
 
     def _check(self, path: Path) -> None:
         check_native(self.engine, path, self.url)
