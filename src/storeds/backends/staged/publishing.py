@@ -41,9 +41,8 @@ class CloudVersions(Mirror):
         published = {(member.name, member.build) for member in base}
         for member in version.members:
             is_known = (member.name, member.build) in published or member.name in self.same
-            if not is_known and VersionFolder.has_member(
-                self, member.name
-            ):  # one that is not here was not written here
+            was_written_here = VersionFolder.has_member(self, member.name)
+            if was_written_here and not is_known:
                 self.deliver(member.name)
         return self.remote.put(f"versions/{number:08}.json", text.encode())
 
