@@ -138,6 +138,9 @@ def test_without_a_folder_to_write_to_the_error_says_what_to_set(
     with pytest.raises(errors.ConfigError, match="is copied to a local folder first: set STOREDS_STAGE to one"):
         storeds.pack("s3://bucket/photographs/", f"lmdb://{tmp_path}/a.lmdb")
     monkeypatch.setenv("STOREDS_STAGE", str(tmp_path / "cache"))
+    for write_file in (storeds.pack, storeds.convert):
+        with pytest.raises(errors.ConfigError, match="in the cloud only versioned stores are written"):
+            write_file(f"{tmp_path}/a.h5", "s3://bucket/one.h5")
     with pytest.raises(errors.ConfigError, match=r"'mongodb'; did you mean|engines of files"):
         storeds.append(f"{url}?engine=mongodb", write(f"hdf5://{tmp_path}/b.h5"))
 

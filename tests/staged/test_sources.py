@@ -71,6 +71,26 @@ def test_a_folder_of_photographs_in_the_cloud(
     assert storeds.info("s3://bucket/packed/").id == again.id
 
 
+def test_what_is_removed_is_a_file_that_was_copied(
+    bucket: Any, proxy: BreakingProxy, photographs: Path, tmp_path: Path
+) -> None:
+    import obstore
+
+    upload(bucket, photographs, "removed")
+    obstore.put(bucket, "removed/class0/more.jpg", jpeg(1))
+    storeds.pack("s3://bucket/removed/", f"lmdb://{tmp_path}/first.lmdb")
+    (copied,) = (tmp_path / "cache").glob("*/copied.jsonl")
+    (tmp_path / "cache/mine.txt").write_text("not of storeds")
+    with copied.open("a") as lines:  # as after damage of the list
+        lines.write('["../../mine.txt", 1, "x"]\n["/etc/nothing", 1, "x"]\n[7, 1, "x"]\n7\n["torn')
+    obstore.delete(bucket, "removed/class0/more.jpg")
+    obstore.put(bucket, "removed/class0/more.jpg/inside.jpg", jpeg(2))
+    for number in range(2):
+        storeds.pack("s3://bucket/removed/", f"lmdb://{tmp_path}/{number}.lmdb", kind="imagefolder")
+    assert (copied.parent / "files/class0/more.jpg/inside.jpg").read_bytes() == jpeg(2)
+    assert (tmp_path / "cache/mine.txt").read_text() == "not of storeds"
+
+
 def test_tar_shards_of_a_web_server(site: str, photographs: Path, tmp_path: Path) -> None:
     for number in range(3):
         with tarfile.open(tmp_path / f"site/train-{number:03}.tar", "w") as tar:

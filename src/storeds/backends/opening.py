@@ -353,6 +353,11 @@ def open_writer(
         raise ConfigError(
             f"{parsed} names a versioned store, to which `storeds append` (storeds.append) adds the records of a source"
         )
+    if parsed.scheme in REMOTE:
+        raise ConfigError(
+            f"{parsed} names one file, and in the cloud only versioned stores are written: `storeds pack SOURCE "
+            "s3://bucket/train/`, with a slash at the end"
+        )
     scheme = scheme_of(parsed, writing=True)
     target = _backend_of(scheme)
     make_sink = getattr(target, "sink", None)

@@ -140,7 +140,7 @@ def _end_all() -> None:
 
 @dataclass(frozen=True)
 class ArrivingOpener(Opener[Any]):
-    """Opens a file once it is there, and has a damaged one copied again, once a process.
+    """Opens a file once it is there, and has a damaged one copied again.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -32,7 +32,8 @@ _OF_DISK = (
     errno.EFBIG,
     errno.EIO,
     errno.EROFS,
-)  # faults of this machine, which no try mends
+)
+"""Faults of the disk of this machine: trying again does not help."""
 _DEADLINE = 120.0  # seconds of tries without a success
 _SHORT = 10.0  # the same, where an earlier copy serves otherwise
 _PAUSES = (0.1, 0.5, 2.0, 5.0, 10.0)  # seconds between them
@@ -163,7 +164,7 @@ class Objects:
         few: Any = {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=20)}  # `_tried` does more
         return from_url(url, client_options=options, retry_config=few)
 
-    def _tried(self, what: str, work: Callable[[], T]) -> T:
+    def _tried(self, what: str, work: Callable[[], T], done: str = "read") -> T:
         """Return what `work` returns; tries again until the deadline, with longer and longer pauses."""
         from obstore import exceptions
 
@@ -181,7 +182,7 @@ class Objects:
                 shown = redact_message(str(error).split("\n")[0][:300])
                 if isinstance(error, lost) or time.monotonic() - began > deadline:
                     tries = f"{number + 1} tries in {time.monotonic() - began:.0f} s"
-                    raise UnavailableError(f"{what} of {self.url} cannot be read after {tries}: {shown}") from None
+                    raise UnavailableError(f"{what} of {self.url} cannot be {done} after {tries}: {shown}") from None
                 if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
                     raise
             time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
@@ -200,18 +201,17 @@ class Objects:
             found = obstore.list_with_delimiter(self._store(), f"{folder}/")["objects"]
             return {str(each["path"]).rpartition("/")[2]: _state(each) for each in found}
 
-        return self._tried(f"folder {folder}", listed)
+        return self._tried(f"folder {folder}", listed, "listed")
 
-    def walk(self) -> Iterator[tuple[str, State]]:
-        """Yield the name and the state of every file below the place, in the order of the names."""
+    def walk(self) -> list[tuple[str, State]]:
+        """Return the name and the state of every file below the place."""
         import obstore
 
-        try:
-            for batch in obstore.list(self._store(), chunk_size=1000):
-                yield from ((str(each["path"]), _state(each)) for each in batch)
-        except obstore.exceptions.BaseError as error:
-            shown = redact_message(str(error).split("\n")[0][:300])
-            raise UnavailableError(f"{self.url} cannot be listed: {shown}") from None
+        def listed() -> list[tuple[str, State]]:
+            batches = obstore.list(self._store(), chunk_size=1000)
+            return [(str(each["path"]), _state(each)) for batch in batches for each in batch]
+
+        return self._tried("folder", listed, "listed")
 
     def state(self, name: str) -> State:
         # docstring inherited
@@ -256,7 +256,7 @@ class Objects:
             return True
 
         # The answer to an earlier try may have been lost.
-        return self._tried(f"file {name}", written) or self._has(name, content)
+        return self._tried(f"file {name}", written, "written") or self._has(name, content)
 
     def _has(self, name: str, content: bytes | Path) -> bool:
         if isinstance(content, bytes):
@@ -270,7 +270,7 @@ class Objects:
         import obstore
 
         with contextlib.suppress(StoreNotFoundError):
-            self._tried(f"file {name}", lambda: obstore.delete(self._store(), name))
+            self._tried(f"file {name}", lambda: obstore.delete(self._store(), name), "removed")
 
 
 def _state(meta: Any) -> State:

@@ -59,7 +59,7 @@ def copy_files(urls: Sequence[str], cache: StageCache) -> Path:
         if not sources:
             raise StoreNotFoundError(f"there is nothing at {first.url}/")
         for name in sources:
-            if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+            if not _is_below(name):
                 raise ConfigError(f"{shown} has an object {name!r}, which is no path below a folder")
         _copy(sources, entry)
     folder = entry.folder / "files"
@@ -70,7 +70,8 @@ def _copy(sources: dict[str, _Source], entry: Entry) -> None:
     folder, copied = entry.folder / "files", entry.folder / _COPIED
     known = _known(copied)
     for name in known.keys() - sources.keys():
-        (folder / name).unlink(missing_ok=True)
+        if (folder / name).is_file():  # the name may be that of a folder now
+            (folder / name).unlink()
     missing = [
         name
         for name, (_, _, state) in sources.items()
@@ -107,7 +108,13 @@ def _known(copied: Path) -> dict[str, tuple[int, str]]:
     for line in lines:
         try:
             name, size, tag = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError):
             continue
-        found[name] = size, tag
+        if isinstance(name, str) and _is_below(name):
+            found[name] = size, tag
     return found
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name is a path below a folder."""
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from storeds._utils.urls import REMOTE, StoreURL
+from storeds.backends.staged.opening import WRITTEN, cache_of
+from storeds.backends.staged.publishing import CloudVersions
 from storeds.backends.versions.folder import SUFFIXES, VersionFolder
 from storeds.backends.versions.place import VersionPlace
 from storeds.errors import ConfigError, FormatError, suggest
@@ -43,9 +45,6 @@ def version_place(url: StoreURL, options: Mapping[str, Any] | None = None) -> Ve
 
 
 def _in_the_cloud(url: StoreURL) -> VersionPlace:
-    from storeds.backends.staged.opening import WRITTEN, cache_of  # which reads versions
-    from storeds.backends.staged.publishing import CloudVersions
-
     engine = url.options.get("engine")
     if engine not in (None, *SUFFIXES):
         raise ConfigError(f"{url}: {suggest(engine, SUFFIXES, 'engines of files')}")
