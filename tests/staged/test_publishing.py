@@ -42,8 +42,9 @@ def another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_commands_on_a_store_in_the_cloud_equal_those_on_a_local_one(
-    url: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "storeds")
     sources = [write(f"hdf5://{tmp_path}/{number}.h5", number * COUNT) for number in range(2)]
     for place in (url, f"lmdb://{tmp_path}/local/"):
         storeds.append(place, sources[0])
@@ -60,6 +61,7 @@ def test_all_commands_on_a_store_in_the_cloud_equal_those_on_a_local_one(
     ]
     assert numbers(url) == [-1, *range(2, 2 * COUNT)]
     assert numbers(f"{url}?version=1") == [*range(COUNT)]
+    assert "version 1 is open, and the last is 5" in caplog.text
     before = names(bucket, url)
     assert not ops.clean(url, older_than=0, yes=False).done
     assert names(bucket, url) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from storeds.backends.staged.single import CollectionCopy, FileCopy, Staged
 from storeds.backends.staging import reporting
 from storeds.backends.store import Store
 from storeds.backends.versions.document import Version
-from storeds.backends.versions.reading import VersionedStore, version_number
-from storeds.errors import ConfigError
+from storeds.backends.versions.reading import VersionedStore, tell_of_newer, version_number
+from storeds.errors import ConfigError, UnavailableError
 from storeds.protocols import Backend, Writer
 from storeds.records.meta import NATIVE
 
@@ -106,7 +107,11 @@ def copy_of(
         cache.path.mkdir(parents=True, exist_ok=True)
     if place.endswith("/") or not Path(place).suffix:  # a file has a suffix
         mirror = Mirror.of(place, cache)
-        return VersionCopy(*mirror.opened(None if number is None else version_number(number, mirror.url)))
+        copy = VersionCopy(*mirror.opened(None if number is None else version_number(number, mirror.url)))
+        if number is not None and copy.is_current:
+            with contextlib.suppress(UnavailableError):  # web servers list no versions
+                tell_of_newer(mirror, copy.version)
+        return copy
     return FileCopy(place, cache)
 
 

@@ -23,7 +23,7 @@ from storeds.registry import BACKENDS
 
 _LOG = logging.getLogger("storeds")
 
-__all__ = ["VersionedStore", "kept_positions", "member_store", "open_version", "version_number"]
+__all__ = ["VersionedStore", "kept_positions", "member_store", "open_version", "tell_of_newer", "version_number"]
 
 
 def kept_positions(place: VersionPlace, member: Member) -> Array:
@@ -187,6 +187,13 @@ class VersionedStore(View):
         self._place.close()
 
 
+def tell_of_newer(place: VersionPlace, version: Version) -> None:
+    """Log that a version is not the last one."""
+    last = place.numbers()[-1]
+    if last != version.number:
+        _LOG.info("%s: version %d is open, and the last is %d", place.url, version.number, last)
+
+
 def version_number(given: object, url: str) -> int:
     """Return the number of a version in an option; raises ConfigError."""
     try:
@@ -210,8 +217,7 @@ def open_version(
         `number` is no number.
     """
     version = place.version(None if number is None else version_number(number, place.url))
-    last = version.number if number is None else place.numbers()[-1]
-    if last != version.number:
-        _LOG.info("%s: version %d is open, and the last is %d", place.url, version.number, last)
+    if number is not None:
+        tell_of_newer(place, version)
     place.close()  # so that a process usually holds no handle when it forks
     return VersionedStore(place, version, options or {})
