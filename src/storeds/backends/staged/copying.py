@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -21,46 +19,81 @@ from storeds.protocols import Meta
 from storeds.records.codec import ContentHash
 from storeds.registry import BACKENDS
 
-__all__ = ["Moved", "check_column", "check_member", "check_native", "copy_file", "native_meta_of"]
+__all__ = [
+    "Fetched",
+    "Moved",
+    "check_column",
+    "check_member",
+    "check_native",
+    "copy_file",
+    "fetch",
+    "native_meta_of",
+    "settle",
+]
 
-_FREE = contextlib.nullcontext()
 Moved = Callable[[int, int], object]
 """Called with the bytes that are copied so far, and all that will be."""
 
 
-def copy_file(
-    remote: Remote,
-    name: str,
-    target: Path,
-    check: Callable[[Path], object],
-    moved: Callable[[int], object],
-    link: AbstractContextManager[object] = _FREE,
-) -> None:
-    """Copy a file, check it, and give it its name; once again if it is damaged on the way.
+class Fetched(NamedTuple):
+    """A file that was copied, and is not checked yet.
 
-    `check` raises FormatError for a file that is not as it should be. While bytes come, this has the `link`.
+    Attributes
+    ----------
+    remote, name
+        Where it is from.
+    fresh, target : Path
+        Where it is, and will be.
+    is_whole : bool
+        Whether it has as many bytes as there.
     """
+
+    remote: Remote
+    name: str
+    fresh: Path
+    target: Path
+    is_whole: bool
+
+
+def fetch(remote: Remote, name: str, target: Path, moved: Callable[[int], object]) -> Fetched:
+    """Copy a file to a name of its own beside `target`; `settle` checks it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.fresh")
     try:
-        for attempt in (1, 2):
-            with link:
-                state = remote.copy(name, fresh, moved)
-            try:
-                if fresh.stat().st_size != state.size:
-                    raise FormatError(
-                        f"{remote.url}/{name} was copied with {fresh.stat().st_size} of {state.size} bytes"
-                    )
-                check(fresh)
-                break
-            except FormatError:
-                if attempt == 2:
-                    raise
-        sync_path(fresh)
-        os.replace(fresh, target)
-        sync_path(target.parent)
-    finally:
+        state = remote.copy(name, fresh, moved)
+        return Fetched(remote, name, fresh, target, fresh.stat().st_size == state.size)
+    except BaseException:
         fresh.unlink(missing_ok=True)
+        raise
+
+
+def settle(fetched: Fetched, check: Callable[[Path], object], moved: Callable[[int], object]) -> None:
+    """Check a file that was copied, and give it its name; copy it once again if it was damaged on the way.
+
+    `check` raises FormatError for a file that is not as it should be.
+    """
+    for is_last in (False, True):
+        try:
+            if not fetched.is_whole:
+                raise FormatError(f"{fetched.remote.url}/{fetched.name} was copied in part")
+            check(fetched.fresh)
+            sync_path(fetched.fresh)
+            os.replace(fetched.fresh, fetched.target)
+            break
+        except FormatError:
+            if is_last:
+                raise
+        finally:
+            fetched.fresh.unlink(missing_ok=True)
+        fetched = fetch(fetched.remote, fetched.name, fetched.target, moved)
+    sync_path(fetched.target.parent)
+
+
+def copy_file(
+    remote: Remote, name: str, target: Path, check: Callable[[Path], object], moved: Callable[[int], object]
+) -> None:
+    """Copy a file, check it, and give it its name; see `fetch` and `settle`."""
+    settle(fetch(remote, name, target, moved), check, moved)
 
 
 def native_meta_of(engine: str, path: Path) -> Meta:

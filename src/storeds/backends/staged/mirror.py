@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,15 @@ from typing import Any, Self
 from storeds._utils.urls import file_url
 from storeds.backends.raw import Opener
 from storeds.backends.staged.cache import Entry, StageCache
-from storeds.backends.staged.copying import Moved, check_column, check_member, copy_file, native_meta_of
+from storeds.backends.staged.copying import (
+    Moved,
+    check_column,
+    check_member,
+    copy_file,
+    fetch,
+    native_meta_of,
+    settle,
+)
 from storeds.backends.staged.fetching import ArrivingOpener, Copier
 from storeds.backends.staged.remote import Remote, State, remote_at
 from storeds.backends.versions.document import Member, Version
@@ -166,17 +172,13 @@ class Mirror(VersionFolder):
     # --- Copying ---
 
     def prepare(self, version: Version) -> None:
-        """Begin to copy a version, and wait for what reading needs before its first record, which are columns.
-
-        Members of another store that was here before are removed.
-        """
+        """Copy what reading needs before its first record, which are columns; remove members of another store that was here."""
         needed = [*(name for each in version.members for name in each.columns.values())]
         needed += [each.dropped for each in version.members if each.dropped is not None]
         self._bring(needed)
         if version.number not in self.kept():
-            missing = [member for member in version.members if not self._is_here(member)]
-            if missing:
-                self._copier(version).begin()
+            for member in version.members:
+                self._is_here(member)
 
     def _exists(self, member: Member) -> bool:
         return Path(self.member_path(member.name)).exists()
@@ -194,11 +196,12 @@ class Mirror(VersionFolder):
             path.unlink(missing_ok=True)
         return is_here
 
-    def expect(self, names: Sequence[str]) -> None:
-        """Say in which order members will be read, to the process that copies them."""
-        with contextlib.suppress(OSError):
+    def expect(self, version: Version, names: Sequence[str]) -> None:
+        """Begin to copy a version, unless it is here, in the order in which its members will be read."""
+        if version.number not in self.kept():
             self.entry.folder.mkdir(parents=True, exist_ok=True)
             self.entry.write(_ORDER, list(names))
+            self._copier(version).begin()
 
     def fill(self, version: Version, progress: Moved | None = None) -> int:
         """Copy what a version needs and is not here, in the expected order; return how many bytes were copied.
@@ -224,13 +227,14 @@ class Mirror(VersionFolder):
                 progress(done, max(total, done))
 
         self._bring(columns, count)
-        link, choice = threading.Lock(), threading.Lock()
+        link = threading.Lock()
 
         def copy_next(_: int) -> None:
-            with choice:
+            with link:
                 name = next((name for name in self._expected() if name in missing), next(iter(missing)))
                 member = missing.pop(name)
-            self._copy_member(member, count, link)
+                fetched = fetch(self.remote, f"members/{name}", Path(self.member_path(name)), count)
+            settle(fetched, partial(check_member, self.engine, member, self.url), count)
 
         with ThreadPoolExecutor(2) as threads:  # one checks a member while the other one copies the next
             list(threads.map(copy_next, range(len(missing))))
@@ -241,17 +245,12 @@ class Mirror(VersionFolder):
     def renew(self, version: Version, name: str) -> None:
         """Copy a member again if it is damaged here; raises FormatError if it is so there too."""
         member = next(each for each in version.members if each.name == name)
+        path, check = Path(self.member_path(name)), partial(check_member, self.engine, member, self.url)
         try:
-            check_member(self.engine, member, self.url, Path(self.member_path(name)))
+            check(path)
         except (FormatError, UnavailableError):
-            self._copy_member(member, lambda _: None, threading.Lock())
+            copy_file(self.remote, f"members/{name}", path, check, lambda _: None)
             self.entry.count_repair()
-
-    def _copy_member(
-        self, member: Member, moved: Callable[[int], object], link: AbstractContextManager[object]
-    ) -> None:
-        check = partial(check_member, self.engine, member, self.url)
-        copy_file(self.remote, f"members/{member.name}", Path(self.member_path(member.name)), check, moved, link)
 
     def _expected(self) -> list[str]:
         try:

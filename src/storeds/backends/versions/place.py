@@ -160,8 +160,8 @@ class VersionPlace(Protocol):
         """Keep a member that was written at its URL durably, before a version has it; the place may be elsewhere."""
         return
 
-    def expect(self, names: Sequence[str]) -> None:
-        """Say in which order members will be read; the place may be a copy that lacks some."""
+    def expect(self, version: Version, names: Sequence[str]) -> None:
+        """Say in which order members of a version will be read; the place may be a copy that lacks some."""
         return
 
     def opener(self, member: Member, opener: Opener[Any], version: Version) -> Opener[Any]:

@@ -179,7 +179,7 @@ class VersionedStore(View):
 
     def expect(self, numbers: Sequence[int]) -> None:
         # docstring inherited
-        self._place.expect([self.version.members[number].name for number in numbers])
+        self._place.expect(self.version, [self.version.members[number].name for number in numbers])
 
     def close(self) -> None:
         # docstring inherited
