@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks._common import Result, Run, entry
+from benchmarks._common import Result, Run, entry, figure, ratio
 from storeds import StoreDataset, StoreLoader, collate, convert
+
+ROWS = 256  # of a batch
 
 
 class Plain(Dataset[tuple[torch.Tensor, int]]):
@@ -104,6 +108,91 @@ def loaders(run: Run) -> Iterator[Result]:
         for name, other, least in pairs:
             title = f"{' × '.join(map(str, shape))} {dtype}, batches of {batch}: {name} ÷ {other}"
             yield run.compare(title, epoch(ways[name]), epoch(ways[other]), least=least, count=count, seconds=0)
+
+
+class Mapped(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Rows of a memory map of NumPy, a batch at once: the fastest that a script can be, as it checks nothing."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path, self.labels = path, torch.arange(count)
+        self.data: Any = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.data is None:
+            self.data = np.load(self.path, mmap_mode="r")
+        at = np.sort(indices)
+        return torch.from_numpy(self.data[at]), self.labels[at]
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+
+class InOneProcess:
+    """Shuffled batches of `read(indices)`, without a loader."""
+
+    def __init__(self, read: Callable[[Any], Any], count: int, batch: int) -> None:
+        self.read, self.count, self.batch = read, count, batch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.random.default_rng(0).permutation(self.count)
+        for start in range(0, self.count, self.batch):
+            yield self.read(order[start : start + self.batch])
+
+
+def unchanged(batch: Any) -> Any:
+    return batch
+
+
+def row_loaders(path: Path, count: int, workers: int) -> dict[str, Any]:
+    """Return what gives shuffled batches of the rows in a file of h5py, and in the stores and the memory map beside it."""
+    kept: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    mapped = Mapped(path.with_suffix(".npy"), count)
+    ways: dict[str, Any] = {} if workers else {"memory map, a loop": InOneProcess(mapped.__getitems__, count, ROWS)}
+    ways["memory map, DataLoader"] = DataLoader(mapped, ROWS, shuffle=True, collate_fn=unchanged, **kept)
+    ways["TensorDataset, DataLoader"] = DataLoader(in_memory(path), ROWS, shuffle=True, **kept)
+    stores = {
+        "HDF5 of h5py": str(path),
+        "native HDF5": f"hdf5://{path}.native.h5",
+        "native LMDB": f"lmdb://{path}.lmdb",
+    }
+    for name, url in stores.items():
+        dataset: Any = StoreDataset(url, reader="array", fields=["data", "label"])
+        ways[f"{name}, StoreLoader"] = StoreLoader(dataset, batch_size=ROWS, shuffle=True, **kept)
+    return ways
+
+
+@entry(
+    "rows",
+    f"A shuffled epoch of rows of fixed size, batches of {ROWS}: stores beside memory maps and tensors in memory",
+)
+def rows(run: Run) -> Iterator[Result]:
+    for shape, dtype, full in (((256,), "f4", 100_000), ((64, 64, 3), "u1", 20_000)):
+        count, path = run.count(full, 600), run.folder / f"rows-{len(shape)}.h5"
+        write_both(path, f"lmdb://{path}.lmdb", shape, dtype, count)
+        convert(str(path), f"hdf5://{path}.native.h5")
+        with h5py.File(path) as file:
+            np.save(path.with_suffix(".npy"), file["data"][:])
+        for workers in (0, 2):
+            ways = row_loaders(path, count, workers)
+            times: dict[str, list[float]] = {name: [] for name in ways}
+            for name, loader in ways.items():
+                check_epoch(name, loader, count)
+            for name, loader in list(ways.items()) * run.rounds:
+                began = time.perf_counter()
+                epoch(loader)()
+                times[name].append((time.perf_counter() - began) / count * 1e6)
+            title = f"{' × '.join(map(str, shape))} {dtype}, {workers} workers"
+            for name, each in times.items():
+                yield figure(f"{title}: {name}", "µs a row", each)
+            # PyTorch's workers copy a batch twice on its way, so that there reading is not what limits them.
+            pairs = ("TensorDataset, DataLoader", 1.2 if workers else 0.6), ("memory map, DataLoader", workers and 1.2)
+            for name, (other, least) in itertools.product(
+                ("native HDF5, StoreLoader", "native LMDB, StoreLoader"), pairs
+            ):
+                yield ratio(f"{title}: {name} ÷ {other}", times[other], times[name], least=least or None)
 
 
 @entry(

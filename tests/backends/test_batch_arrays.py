@@ -102,11 +102,12 @@ BOUNDS = [-(2**63), -(2**31), -(2**15), -(2**7), -(2**5), 0, 2**7, 2**8, 2**16, 
 INTEGERS = sorted({n for bound in BOUNDS for n in (bound - 1, bound) if -(2**63) <= n < 2**63})
 
 
+@pytest.mark.parametrize("size", [3, 3000])
 @pytest.mark.parametrize("engine", ["lmdb", "hdf5"])
-def test_numbers_of_any_size_stand_beside_arrays(tmp_path: Path, engine: str) -> None:
+def test_numbers_of_any_size_stand_beside_arrays(tmp_path: Path, engine: str, size: int) -> None:
     fields: dict[str, Any] = {
         "low": "int",
-        "x": {"kind": "array", "dtype": "uint16", "shape": [3]},
+        "x": {"kind": "array", "dtype": "uint16", "shape": [size]},
         "high": "int",
         "at": "float",
         "is": "bool",
@@ -114,7 +115,7 @@ def test_numbers_of_any_size_stand_beside_arrays(tmp_path: Path, engine: str) ->
     records: list[dict[str, Any]] = [
         {
             "low": low,
-            "x": np.full(3, place, "u2"),
+            "x": np.full(size, place, "u2"),
             "high": high,
             "at": [np.nan, -0.0, 1e308][place % 3],
             "is": place % 2 > 0,

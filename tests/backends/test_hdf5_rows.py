@@ -20,6 +20,8 @@ import storeds
 from make_store import make_store
 from storeds.backends.hdf5.rows import FlatRows, gather, read_ranges
 from storeds.backends.hdf5.stamp import open_hdf5_file
+from storeds.errors import RecordError
+from storeds.records.arrays import read_arrays
 
 OFFSET, SIZE = 13, 18 << 20  # bytes; a smaller dataset is soon read as a whole
 
@@ -57,7 +59,7 @@ def test_rows_in_any_order_have_the_bytes_of_the_file(
 # Each process reads while its file is cut short and written again, again and again.
 CUT = """
     import os, sys, threading, numpy, storeds
-    from storeds.errors import RecordError
+    from storeds.errors import RecordError, RecordError
     from storeds.records.arrays import read_arrays
 
     path, names = sys.argv[1], ["x"]
@@ -146,6 +148,41 @@ def test_a_bad_sector_costs_the_records_that_lie_in_it(store: Path, monkeypatch:
         assert backend.column("label").tolist() == [*range(50)]  # type: ignore[attr-defined]
     with storeds.open_backend(store) as backend:
         assert backend.get_many([7]) == [RECORDS[7]]
+
+
+@pytest.mark.parametrize("layout", ["native", "foreign"])
+def test_a_bad_sector_and_a_short_read_cost_batches_of_arrays_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    data, path, failed = np.random.default_rng(0).random((300, 1500), "f4"), tmp_path / "store.h5", list[int]()
+    if layout == "native":
+        make_store({"x": {"kind": "array", "dtype": "f4", "shape": [1500]}}, ({"x": row} for row in data), path)
+    else:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = data, np.arange(len(data))
+    with h5py.File(path) as file:
+        offset = file["records/x" if layout == "native" else "x"].id.get_offset()
+    asked: list[int] = (
+        np.random.default_rng(1).permutation(len(data))[:60].tolist()
+    )  # more of them would be kept in memory
+    bad = asked[7]
+
+    def fail(descriptor: int, buffers: list[memoryview], at: int) -> int:
+        if at == offset + bad * 6000:
+            failed.append(at)
+            raise OSError(5, "Input/output error")
+        return whole(descriptor, buffers, at)
+
+    whole = os.preadv
+    with storeds.open_backend(path) as backend:
+        monkeypatch.setattr(os, "preadv", lambda file, buffers, at: whole(file, [buffers[0][:100]], at))
+        assert read_arrays(backend, asked, ["x"])["x"].tobytes() == data[asked].tobytes()
+        monkeypatch.setattr(os, "preadv", fail)
+        assert read_arrays(backend, asked, ["x"])["x"].tobytes() == data[asked].tobytes()  # another read succeeds
+        monkeypatch.setattr(os, "pread", _failing_at(offset + bad * 6000, os.pread))
+        with pytest.raises(RecordError, match=f"record {bad} of "):
+            read_arrays(backend, asked, ["x"])
+    assert failed
 
 
 def test_reads_that_the_kernel_cuts_up_are_put_together(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

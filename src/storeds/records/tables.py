@@ -25,6 +25,7 @@ _LEAST = np.array([-(2**63), -(2**31), -(2**15), -(2**7), -(2**5), 0, 2**7, 2**8
 _INTEGERS = [np.dtype(name) for name in (">i8", ">i4", ">i2", "i1", "i1", "u1", "u1", ">u2", ">u4", ">u8")]
 _FALSE, _TRUE = 0xC2, 0xC3
 _SEAL = 8  # bytes at the end
+_COPIED = 4096  # bytes of a record; copying all of a larger one takes longer than taking it apart where it lies
 _MOST_FORMS = 16  # of a batch; with more, one record after another is as fast
 
 
@@ -64,30 +65,30 @@ class FixedRecords:
             lengths = np.array(list(map(len, sealed)))  # type: ignore[arg-type]  # None raises the TypeError
         except TypeError:
             return None
-        parts: list[tuple[Array, dict[str, Array], Array]] = []
-        waiting = np.arange(len(sealed))
-        while len(waiting):
+        found = {name: _empty(self._fields[name], len(sealed)) for name in names}
+        digests, seals = np.empty((2, len(sealed), _SEAL), np.uint8)
+        is_left, forms = np.ones(len(sealed), bool), 0
+        while len(waiting := np.flatnonzero(is_left)):
             alike = waiting[lengths[waiting] == lengths[waiting[0]]]
             packed: list[Any] = [sealed[at] for at in alike.tolist()]
             form = self._form_of(packed[0][:-_SEAL])
-            if form is None or len(parts) == _MOST_FORMS:
+            if form is None or forms == _MOST_FORMS:
                 return None
-            rest = form.rest(packed)
+            records = _table(packed) if len(packed[0]) <= _COPIED else packed
+            rest = form.rest(records)
             fitting = form.fits(rest)
             if not fitting[0]:
                 return None
             if not fitting.all():
                 alike, rest = alike[fitting], rest[fitting]
-                packed = [sealed[at] for at in alike.tolist()]
-            parts.append((alike, {name: form.values(packed, rest, name) for name in names}, rest[:, -_SEAL:]))
-            waiting = waiting[:0] if len(alike) == len(waiting) else np.setdiff1d(waiting, alike, assume_unique=True)
-        digests = b"".join([xxhash.xxh3_64_digest(each[:-_SEAL]) for each in sealed])  # type: ignore[index]  # none is None
-        if len(parts) == 1:
-            ((_, arrays, seals),) = parts
-            return Stacked(arrays, digests, seals.tobytes())
-        order = np.argsort(np.concatenate([rows for rows, _, _ in parts]))
-        arrays = {name: np.concatenate([found[name] for _, found, _ in parts])[order] for name in names}
-        return Stacked(arrays, digests, np.concatenate([seals for _, _, seals in parts])[order].tobytes())
+                records = [records[at] for at in np.flatnonzero(fitting).tolist()]
+            for name, values in found.items():
+                form.put(values, alike, records, rest, name)
+            digests[alike], seals[alike] = _digests(records), rest[:, -_SEAL:]
+            is_left[alike] = False
+            forms += 1
+        arrays = {name: _typed(values, self._fields[name]) for name, values in found.items()}
+        return Stacked(arrays, digests.tobytes(), seals.tobytes())
 
     def _form_of(self, packed: memoryview | bytes) -> _Form | None:
         """Return the form that a packed record has, if it has any."""
@@ -131,13 +132,13 @@ class _Form:
         self._gaps.append(slice(gap, None))
         self._example = self.rest([packed + bytes(_SEAL)])[0]
 
-    def rest(self, packed: Sequence[Any]) -> Array:
+    def rest(self, records: Sequence[Any] | Array) -> Array:
         """Return the rests of records of equal length, shape (n, bytes), uint8."""
-        tables = [
-            np.frombuffer(b"".join([each[gap] for each in packed]), np.uint8).reshape(len(packed), -1)
-            for gap in self._gaps
-        ]
-        return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+        is_table = isinstance(records, np.ndarray)
+        return np.concatenate(
+            [records[:, gap] if is_table else _table([each[gap] for each in records]) for gap in self._gaps],  # type: ignore[call-overload]
+            axis=1,
+        )
 
     def fits(self, rest: Array) -> Array:
         """Return which records have this form: packing their values again would give the same bytes."""
@@ -153,20 +154,53 @@ class _Form:
                 fitting &= rest[:, place][:, 0] | 1 == _TRUE
         return fitting
 
-    def values(self, packed: Sequence[Any], rest: Array, name: str) -> Array:
-        """Return the values of a field, shape (n, *shape), in native byte order and writable."""
-        field = self._fields[name]
-        if field.kind != "array":
-            return self._number(rest, name)
-        place, dtype = self._arrays[name], np.dtype(field.dtype)
-        joined = bytearray().join([each[place] for each in packed])
-        values = np.frombuffer(joined, dtype).reshape(len(packed), *(size or 0 for size in field.shape or ()))
-        return values.astype(dtype.newbyteorder("="), copy=False)
+    def put(self, values: Array, at: Array, records: Sequence[Any] | Array, rest: Array, name: str) -> None:
+        """Copy a field of these records to these rows of `values`, as `_empty` makes them."""
+        if self._fields[name].kind != "array":
+            values[at] = self._number(rest, name)
+        elif isinstance(records, np.ndarray):
+            values[at] = records[:, self._arrays[name]]
+        else:
+            memory, size, place = values.reshape(-1).data, values.shape[1], self._arrays[name]
+            for row, each in zip(at.tolist(), records, strict=True):
+                memory[row * size : (row + 1) * size] = each[place]
 
     def _number(self, rest: Array, name: str) -> Array:
         place, dtype = self._numbers[name]
         stored = np.ascontiguousarray(rest[:, place]).view(dtype)[:, 0]
         return stored == _TRUE if self._fields[name].kind == "bool" else stored.astype(SCALARS[self._fields[name].kind])
+
+
+def _table(packed: Sequence[Any]) -> Array:
+    """Return records of equal length as the rows of an array of their bytes."""
+    joined = bytearray().join(packed)
+    return np.frombuffer(joined, np.uint8).reshape(len(packed), len(joined) // len(packed))
+
+
+def _empty(field: Field, count: int) -> Array:
+    """Return memory for the values of a field: numbers, or a row of bytes for each array."""
+    if field.kind != "array":
+        return np.empty(count, SCALARS[field.kind])
+    return np.empty(
+        (count, math.prod(size or 0 for size in field.shape or ()) * np.dtype(field.dtype).itemsize), np.uint8
+    )
+
+
+def _typed(values: Array, field: Field) -> Array:
+    """Return what `_empty` made in native byte order, shape (n, *shape)."""
+    if field.kind != "array":
+        return values
+    typed: Array = (
+        values.reshape(-1).view(np.dtype(field.dtype)).reshape(len(values), *(size or 0 for size in field.shape or ()))
+    )
+    return typed.astype(typed.dtype.newbyteorder("="), copy=False)
+
+
+def _digests(records: Sequence[Any] | Array) -> Array:
+    """Return the checksums of records, which end with their seals, shape (n, 8), uint8."""
+    is_table = isinstance(records, np.ndarray)
+    bodies = records[:, :-_SEAL] if is_table else [each[:-_SEAL] for each in records]  # type: ignore[call-overload]
+    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, bodies)), np.uint8).reshape(-1, _SEAL)
 
 
 def _ways(numbers: Array) -> Array:

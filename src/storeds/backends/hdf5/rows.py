@@ -12,7 +12,8 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import h5py
@@ -73,16 +74,20 @@ class JoinedRows:
         kept = self.whole_if_small(len(starts))
         if kept is not None:
             return self._cut(kept, starts, stops)
-        if self.size >= _PAGE or len(starts) < 2:  # one read of many rows would not be faster
+        if not self.are_close(starts, stops):
             return self._load(starts, stops)
         first, last = int(np.minimum.reduce(starts)), int(np.maximum.reduce(stops))
-        reach = (last - first) * self.size
-        if reach <= 0 or reach > min(_JOINED, int((stops - starts).sum()) * self.size + _PAGE * len(starts)):
-            return self._load(starts, stops)
         (data,) = self._load(np.array([first]), np.array([last]))
-        if len(data) < reach:  # ranges before and behind what is unreadable may be readable
+        if len(data) < (last - first) * self.size:  # ranges before and behind what is unreadable may be readable
             return self._load(starts, stops)
         return self._cut(data, starts - first, stops - first)
+
+    def are_close(self, starts: Array, stops: Array) -> bool:
+        """Whether one read of all that lies between these row ranges is faster than a read of each."""
+        if self.size >= _PAGE or len(starts) < 2:
+            return False
+        reach = int(np.maximum.reduce(stops) - np.minimum.reduce(starts)) * self.size
+        return 0 < reach <= min(_JOINED, int((stops - starts).sum()) * self.size + _PAGE * len(starts))
 
     def _cut(self, data: bytes, starts: Array, stops: Array) -> list[bytes]:
         begins, ends = starts * self.size, stops * self.size
@@ -132,20 +137,41 @@ class FlatRows(JoinedRows):
     def _load(self, starts: Array, stops: Array) -> list[bytes]:
         begins = starts * self.size + self._offset
         sizes = ((stops - starts) * self.size).tolist()
-        is_watched = self._is_cold or sum(sizes) >= _WORTH_ADVICE
+        places = begins.tolist()
+        with self._advised(begins, begins + sizes, sum(sizes)):
+            try:
+                found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, places))
+            except OSError:
+                found = []  # each is read again by itself
+            if list(map(len, found)) != sizes:
+                found = list(map(self._load_one, sizes, places))
+        return found
+
+    def fill(self, out: Array, starts: Array) -> bool:
+        """Read the rows from each of `starts` on into `out`, shape (n, bytes), uint8; return whether all of them are readable.
+
+        Without memory of its own for each range, which for those of some kilobytes takes longer than the read.
+        """
+        begins, size = starts * self.size + self._offset, out.shape[1]
+        memory = out.reshape(-1).data
+        parts = [[memory[at : at + size]] for at in range(0, len(memory), size)] if size else []
+        with self._advised(begins, begins + size, len(memory)):
+            try:
+                done = sum(map(os.preadv, itertools.repeat(self._descriptor), parts, begins.tolist()))
+            except OSError:
+                return False
+        return done == len(memory)
+
+    @contextmanager
+    def _advised(self, begins: Array, ends: Array, size: int) -> Iterator[None]:
+        """Have these bytes of the file loaded all at once, if the last ones came from the disk."""
+        is_watched = self._is_cold or size >= _WORTH_ADVICE
         blocks = blocks_read() if is_watched else 0
         if self._is_cold:
-            will_need(self._descriptor, begins, begins + sizes)
-        places = begins.tolist()
-        try:
-            found = list(map(os.pread, itertools.repeat(self._descriptor), sizes, places))
-        except OSError:
-            found = []  # each is read again by itself
-        if list(map(len, found)) != sizes:
-            found = list(map(self._load_one, sizes, places))
+            will_need(self._descriptor, begins, ends)
+        yield
         if is_watched:
             self._is_cold = blocks_read() > blocks
-        return found
 
     def _load_one(self, size: int, offset: int) -> bytes:
         parts: list[bytes] = []  # Linux reads at most 2 GiB at once
@@ -219,6 +245,10 @@ def gather(rows: Rows, first: Array, wide: int = 1) -> Array:
         table = np.frombuffer(kept, np.uint8).reshape(rows.count, rows.size)
         numbers = first if wide == 1 else first[:, None] + np.arange(wide)
         return table.take(numbers, axis=0).reshape(shape)
+    if isinstance(rows, FlatRows) and not rows.are_close(first, first + wide):
+        out = np.empty(shape, np.uint8)
+        if rows.fill(out, first):
+            return out
     data = bytearray().join(read_ranges(rows, first, first + wide))
     if len(data) != shape[0] * shape[1]:
         raise ValueError(UNREADABLE)
