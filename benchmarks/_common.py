@@ -145,6 +145,15 @@ def figure(name: str, unit: str, values: Sequence[float], **more: Any) -> Result
     return Result(name, unit, Spread.of(values), **more)
 
 
+def child(python: str, module: str, *arguments: object) -> dict[str, Any]:
+    """Return what a module of `benchmarks.peers` prints in a process of its own, which may be another Python."""
+    command = [python, "-m", f"benchmarks.peers.{module}", *map(str, arguments)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
+    found: dict[str, Any] = json.loads(done.stdout or b"{}")
+    return found
+
+
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a module's function gives in a Python of its own; arguments and result are JSON."""
     name = function.__name__

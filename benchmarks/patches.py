@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from benchmarks._common import Result, Run, entry, ratio
+from benchmarks._common import Result, Run, child, entry, figure, ratio
+from benchmarks.peers import volumes as peers_volumes
 from storeds import StoreDataset, StoreLoader, open_writer
 
 _SIZE, _BATCH = 96, 4
@@ -92,3 +95,25 @@ def _results(run: Run, name: str, source: Path | str, count: int, path: Path, **
     loader = StoreLoader(dataset, batch_size=_BATCH, shuffle=True, num_workers=2, persistent_workers=True)
     workers = partial(deque, loader, maxlen=0)
     yield run.compare(f"{name}, 2 workers, h5py in one process", workers, theirs, least=1.8, count=count)
+
+
+@entry(
+    "volumes",
+    f"Epochs of {peers_volumes.PER_RECORD} random patches of {_SIZE}³ of each volume, beside torchio and MONAI",
+)
+def beside_peers(run: Run) -> Iterator[Result]:
+    count, python = run.count(8), run.options.get("python")
+    for number in range(count):
+        raw = (np.random.default_rng(number).integers(0, 4096, (256,) * 3) / 8).astype("f4")
+        with h5py.File(run.folder / f"{number}.h5", "w") as file:
+            file["raw"], file["label"] = raw, (raw > 256).astype("u1")
+    names = ["storeds", *(("torchio", "monai") if python else ())]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _, name in itertools.product(range(run.rounds), names):
+        found = child(python if python and name != "storeds" else sys.executable, "volumes", name, run.folder)
+        times[name].append(min(found["epochs"]))
+    patches = count * peers_volumes.PER_RECORD
+    for name, seconds in times.items():
+        yield figure(f"{name}, 2 workers", "patches/s", [patches / each for each in seconds], least=1)
+    for name in names[1:]:
+        yield ratio(f"storeds ÷ {name}, the faster epochs of each", times[name], times["storeds"], least=1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -20,7 +19,7 @@ from obstore.store import from_url
 from tests.support.s3_server import BreakingProxy, environment, run_s3
 
 import storeds
-from benchmarks._common import ROOT, Result, Run, entry, figure
+from benchmarks._common import Result, Run, child, entry, figure
 from storeds import ops
 from storeds.testing import run_mongod
 
@@ -57,15 +56,6 @@ def upload(folder: Path, name: str) -> int:
     return total
 
 
-def child(python: str, *arguments: object) -> dict[str, Any]:
-    """Run one library in a process of its own."""
-    command = [python, "-m", "benchmarks.peers.remote", *map(str, arguments)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
-    found: dict[str, Any] = json.loads(done.stdout or b"{}")
-    return found
-
-
 @entry(
     "staging",
     "Training from S3 on loopback, 20 kB samples in members of 64 MB, two workers; with the link at 100 MB/s, and free",
@@ -85,12 +75,13 @@ def staging(run: Run) -> Iterator[Result]:
                 ("mosaicml_streaming", "write_mds", "mds"),
                 ("litdata", "write_chunks", "chunks"),
             ):
-                child(peers, writer, folder / target, count, _SIZE)
+                child(peers, "remote", writer, folder / target, count, _SIZE)
                 sizes[name] = upload(folder / target, target)
                 entrants[name] = name, target
         run.setup["bytes"] = sizes
         on_disk = [
-            child(sys.executable, "local", f"lmdb://{folder}/store/", "")["epochs"][1] for _ in range(run.rounds)
+            child(sys.executable, "remote", "local", f"lmdb://{folder}/store/", "")["epochs"][1]
+            for _ in range(run.rounds)
         ]
         yield figure("an epoch from the local store, shuffled", "s", on_disk)
         for rate in (_LINK, None):
@@ -118,7 +109,7 @@ def of_link(
             cache = folder / f"cache{number}"
             python = sys.executable if name.startswith("storeds") else run.options["python"]
             try:
-                found[name].append(child(python, function, f"s3://bucket/{target}/", cache))
+                found[name].append(child(python, "remote", function, f"s3://bucket/{target}/", cache))
             except subprocess.CalledProcessError:  # peers fail at times; the table says how often
                 if name.startswith("storeds"):
                     raise
@@ -175,7 +166,7 @@ def of_mongodb(run: Run, folder: Path) -> Iterator[Result]:
                 writer.append(chunk(number, _SIZE) for number in range(count))
         ways = [("storeds_shuffled", url), ("local", f"lmdb://{folder}/same.lmdb")]
         times = [
-            [child(sys.executable, name, each, folder / "of_mongodb")["epochs"][1] for name, each in ways]
+            [child(sys.executable, "remote", name, each, folder / "of_mongodb")["epochs"][1] for name, each in ways]
             for _ in range(run.rounds)
         ]
         yield figure("MongoDB staged: second epoch ÷ that of LMDB", "ratio", [b / a for a, b in times], least=0.95)

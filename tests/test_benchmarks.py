@@ -99,7 +99,7 @@ def test_an_entry_without_a_target_is_refused(entries: dict[str, Any], tmp_path:
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("name", ["arrays", "reading", "loaders", "rows", "blocks", "packing", "crops"])
+@pytest.mark.parametrize("name", ["arrays", "reading", "loaders", "rows", "blocks", "volumes", "packing", "crops"])
 def test_entries_that_nobody_runs_daily_still_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     command.load()
