@@ -25,7 +25,7 @@ def table(path: Path, rows: list[Any], head: tuple[str, ...] = HEAD) -> str:
         pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path)
     else:
         with path.open("w", newline="") as file:
-            csv.writer(file).writerows([head, *rows])
+            csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows([head, *rows])
     return str(path)
 
 
@@ -36,7 +36,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return make_store(fields, records, f"{request.param}://{tmp_path}/s")
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.parquet"])
 def test_a_record_gets_the_columns_of_its_row(url: str, tmp_path: Path, name: str) -> None:
     join = {
         "path": table(tmp_path / name, ROWS[::-1]),
@@ -49,6 +49,14 @@ def test_a_record_gets_the_columns_of_its_row(url: str, tmp_path: Path, name: st
         assert found == [(at, at % 3, f"p{at // 4}", at / 2) for at in range(COUNT)]
     assert dataset.column("label").tolist() == [at % 3 for at in range(COUNT)]
     assert dataset.backend.meta.id != StoreDataset(url, **{**arguments, "fields": ["x", "label"]}).backend.meta.id
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_integers_meet_a_column_that_a_missing_value_made_one_of_floats(tmp_path: Path, name: str) -> None:
+    url = make_store({"id": "int"}, ({"id": 10 * at} for at in range(3)), f"lmdb://{tmp_path}/s")
+    path = table(tmp_path / name, [(10.0 * at, at) for at in range(3)], ("id", "target"))
+    dataset: Any = StoreDataset(url, reader="array", fields=["target"], join={"path": path, "on": "id"})
+    assert dataset.column("target").tolist() == [0, 1, 2]
 
 
 def test_joined_fields_select_divide_and_weigh(url: str, tmp_path: Path) -> None:

@@ -681,6 +681,17 @@ class TestLinks:
             with pytest.raises(FormatError, match=words):
                 open_backend(path, columns={"x": f"{name}[]"})
 
+    def test_a_link_that_leads_nowhere_is_named(self, path: Path) -> None:
+        write(path.with_name("other.h5"), {"x": np.arange(3)})
+        with h5py.File(path, "w") as file:
+            file["x"], file["soft"] = np.arange(3), h5py.SoftLink("/nothing")
+            file["far"] = h5py.ExternalLink("other.h5", "/nothing")
+        for name in ("soft", "far"):
+            with pytest.raises(FormatError, match=f"the link /{name} leads to /nothing, which is missing"):
+                open_backend(path, columns={"x": "x[]", "y": f"{name}[]"})
+        store: Any = open_backend(path, columns={"x": "x[]"})
+        assert sum("which is missing" in each for each in store.unread()) == 2
+
     def test_circles(self, path: Path) -> None:
         with h5py.File(path, "w") as file:
             file["x"], file["y"] = h5py.SoftLink("/y"), h5py.SoftLink("/x")

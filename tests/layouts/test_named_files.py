@@ -170,7 +170,8 @@ def test_a_file_that_is_replaced_between_two_reads_is_noticed(folder: Path) -> N
 @pytest.mark.parametrize(
     ("where", "columns", "message"),
     [
-        ("", {"a": "{x}.h5::action[]"}, "no file matches"),
+        ("", {"a": "{x}.h5::action[]"}, r"no file matches .*: \S+ holds episode_0\.hdf5"),
+        ("", {"a": "{e}.hdf5::action[]", "b": "{e}.hdf5::nothing[]"}, r"episode_0\.hdf5::/ has no 'nothing'"),
         ("", {"a": "action[]", "b": "{e}.hdf5::b"}, "is a folder: each place"),
         ("/episode_1.hdf5", {"a": "{e}.hdf5::action[]"}, "name the folder that holds them"),
         ("", {"a": "{e}.hdf5::nothing[]"}, "no dataset has rows"),
@@ -231,12 +232,20 @@ def flat(tmp_path: Path) -> Path:
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file.create_dataset("wide", data=np.arange(20).reshape(10, 2), chunks=(4, 2), compression="gzip")
         file["n"], file["ends"], file["starts"], file["indptr"] = LENGTHS, ENDS, STARTS, np.append(0, ENDS)
+        file["real"], file["half"] = ENDS.astype("f8"), ENDS / 2
     return tmp_path / "a.h5"
 
 
 @pytest.mark.parametrize(
     "ranges",
-    ["ends: ends", "lengths: n", "offsets: indptr", "starts: starts, ends: ends", "starts: starts, lengths: n"],
+    [
+        "ends: ends",
+        "ends: real",
+        "lengths: n",
+        "offsets: indptr",
+        "starts: starts, ends: ends",
+        "starts: starts, lengths: n",
+    ],
 )
 def test_a_record_is_a_range_of_rows(flat: Path, ranges: str) -> None:
     columns = {"id": "id[]", "x": f"x[{ranges}]", "wide": f"wide[{ranges}]", "t": f"table/t[{ranges}]"}
@@ -251,7 +260,7 @@ def test_a_record_is_a_range_of_rows(flat: Path, ranges: str) -> None:
 
 def test_opening_offers_the_ranges_that_fit(flat: Path) -> None:
     with h5py.File(flat, "a") as file:
-        for name in ("ends", "starts", "indptr", "table", "wide"):
+        for name in ("ends", "real", "half", "starts", "indptr", "table", "wide"):
             del file[name]
     with pytest.raises(errors.ConfigError, match=r"columns=\{'id': 'id\[\]', 'x': 'x\[lengths: n\]'\}\)  # 4 records"):
         open_backend(flat)
@@ -291,7 +300,8 @@ def test_ranges_of_each_file(tmp_path: Path) -> None:
     ("place", "message"),
     [
         ("x[ends: nothing]", "has no 'nothing'"),
-        ("x[ends: x]", "holds one integer for each record"),
+        ("x[ends: half]", "holds one whole number for each record"),
+        ("x[length: n]", "a range has starts, ends, lengths, offsets"),
         ("x[starts: starts, ends: indptr]", "have 4 and 5 rows"),
         ("x[starts: starts]", "a range has ends, lengths or offsets"),
         ("x[ends: ends, size: n]", "a range has starts, ends, lengths, offsets"),
@@ -310,6 +320,7 @@ def test_a_range_that_leaves_its_dataset_is_a_bad_record_and_spare_rows_are_repo
         found = store.get_many(range(4))
         assert [isinstance(each, errors.RecordError) for each in found] == [False, True, True, True]
         assert "its range is rows 8 to 15, of 10" in str(found[3])
+        assert not any("in no range" in each for each in store.unread())  # type: ignore[attr-defined]
     few: Any = open_backend(flat, columns={"x": "x[ends: few]"})
     with few as store:
         assert "1 rows of x[ends: few], which are in no range" in store.describe().unread

@@ -112,6 +112,8 @@ def test_a_grid_has_every_place_once_and_stitches_to_the_record(source: Any) -> 
         own = [each for each in samples if each["label"] == at]
         whole = storeds.stitch([each["raw"] for each in own], [each["position"] for each in own], SHAPES[at])
         assert torch.allclose(whole, torch.from_numpy(np.moveaxis(raw, -1, 0)))
+        arrays = [each["raw"].numpy() for each in own], np.stack([each["position"].numpy() for each in own])
+        assert torch.equal(storeds.stitch(*arrays, SHAPES[at]), whole)
 
 
 MODES: list[Callable[..., Any]] = [

@@ -64,8 +64,13 @@ def test_unpickle_refuses_foreign_names_before_anything_runs(
 
 CUBE = np.arange(24, dtype="u1").reshape(2, 3, 4)
 AXES: list[Any] = [(0, 1), (0, 1, 1), (0, 1, 3), (0, 1, -1), [0, 1, 2], (0, 1, 2.0), "012"]
+OF_ITSELF = np.array([None], object)
+OF_ITSELF[0] = [OF_ITSELF]
 HOSTILE: list[tuple[bytes, str]] = [
-    (pickle.dumps(np.array([None, print])), "objects"),
+    (pickle.dumps(np.array([None, print])), r"names builtins\.print"),
+    (pickle.dumps(np.empty((1, 1, 1), object)), "one or two dimensions"),
+    (pickle.dumps(OF_ITSELF), "nests deeper"),
+    (pickle.dumps(np.array(["a", "b"], object)).replace(b"K\x02\x85", b"K\x03\x85"), "objects of another size"),
     (pickle.dumps(np.zeros(2, "i4,f4")), "dtype"),
     (pickle.dumps(np.zeros(2, "M8[s]")), "dtype"),
     (pickle.dumps({1, 2}), "refused"),
@@ -116,6 +121,15 @@ HOSTILE: list[tuple[bytes, str]] = [
 def test_hostile_operations_of_a_pickle_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(CodecError, match=why):
         unpickle(data)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_objects_are_lists_of_plain_data(protocol: int, order: Any) -> None:
+    texts = [["a", None, 1.5], ["longer", "é", 2]]
+    for values in (texts, texts[0], []):
+        array = np.array(values, object, order=order)
+        assert unpickle(pickle.dumps(array, protocol)) == array.tolist()
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

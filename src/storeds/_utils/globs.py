@@ -56,7 +56,7 @@ def matches(url: StoreURL, pattern: str) -> list[str]:
     """
     found = sorted(set(_matches("/", pattern.strip("/").split("/"))), key=os.fsencode)
     if not found:
-        raise StoreNotFoundError(f"no file matches {pattern}: {nearest(url.file)}")
+        raise StoreNotFoundError(f"no file matches {pattern}: {nearest(f'{fixed_folder(pattern)}/*')}")
     return found
 
 

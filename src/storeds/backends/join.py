@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -23,6 +24,7 @@ from storeds.values.text import values_of_cells
 __all__ = ["Join", "JoinedView"]
 
 _LISTED = 3  # keys in a message
+_WHOLE = re.compile(r"(-?\d+)\.0+")
 _Rows: TypeAlias = tuple[Array, dict[str, Array], dict[str, Field]]
 """The positions of the records with a row; field → its value for each of them; field → its declaration."""
 
@@ -38,7 +40,7 @@ class Join(Settings, frozen=True):
     Parameters
     ----------
     path : str
-        A CSV file with a header, or a Parquet file.
+        A CSV or TSV file with a header, or a Parquet file.
     on : str or mapping
         The field that is the key, which the table has as a column; ``{field: column}`` if that has another name.
     fields : mapping, optional
@@ -110,9 +112,12 @@ class _Found:
     def _match(self, table: Mapping[str, Sequence[Any]]) -> _Rows:
         path, (field, column) = self._join.path, self._join.key()
         names = self._names([*table], column)
-        row_of = {key: row for row, key in enumerate(map(str, table[column]))}
-        if len(row_of) < len(table[column]):
-            twice = next(key for row, key in enumerate(map(str, table[column])) if row_of[key] != row)
+        found = [*map(str, table[column])]
+        if self._backend.meta.fields[field].kind == "int":  # a column with a missing value becomes one of floats
+            found = [match[1] if (match := _WHOLE.fullmatch(text)) else text for text in found]
+        row_of = {key: row for row, key in enumerate(found)}
+        if len(row_of) < len(found):
+            twice = next(key for row, key in enumerate(found) if row_of[key] != row)
             raise ConfigError(f"join: {path} has several rows of {column} {twice!r}; each record has one")
         keys = list(map(str, read_column(self._backend, field).tolist()))
         rows = [row_of.get(key, -1) for key in keys]

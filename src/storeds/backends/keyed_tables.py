@@ -1,4 +1,4 @@
-"""Reads the tables of users that belong to the records of a store: CSV and Parquet files."""
+"""Reads the tables of users that belong to the records of a store: CSV, TSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARQUET = (".parquet", ".pq")
 
 
 def is_parquet(path: str) -> bool:
-    """Whether a table is read as Parquet; any other is CSV, whose cells are texts."""
+    """Whether a table is read as Parquet; any other is CSV or TSV, whose cells are texts."""
     return os.path.splitext(path)[1].lower() in _PARQUET
 
 
@@ -60,7 +60,9 @@ def _of_parquet(path: str, data: bytes, what: str) -> dict[str, list[Any]]:
 
 def _of_csv(path: str, data: bytes, what: str) -> dict[str, list[Any]]:
     try:
-        header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+        delimiter = "\t" if path.lower().endswith(".tsv") else ","
+        lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True, delimiter=delimiter)
+        header, *rows = filter(None, lines)
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"{what}: {path} is not a CSV file with a header: {error}") from None
     for number, row in enumerate(rows):

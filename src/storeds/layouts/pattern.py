@@ -47,7 +47,7 @@ _ESCAPES = {"::::": "::", "[[]]": "[]", "@@": "@"}
 _TOKENS = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]")
 _BOUNDS = ("starts", "ends", "lengths", "offsets")
 _RANGE_FORMS = {*map(frozenset, (["ends"], ["lengths"], ["offsets"], ["starts", "ends"], ["starts", "lengths"]))}
-_RANGES = re.compile(rf"\[((?:{'|'.join(_BOUNDS)}):[^\[\]]*)\]$")
+_RANGES = re.compile(r"\[(\s*[a-z]+\s*:(?!:)[^\[\]]*)\]$")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DIGITS = re.compile(r"(\d+)")
 

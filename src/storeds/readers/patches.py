@@ -286,10 +286,10 @@ def stitch(predictions: Any, positions: Any, shape: Sequence[int]) -> torch.Tens
 
     Parameters
     ----------
-    predictions : torch.Tensor, or sequence of torch.Tensor
+    predictions : torch.Tensor or array, or sequence of them
         Shape ``(patches, …, *size)``: channels and such come before the spatial axes. What reaches beyond `shape`, the padding of
         a small record, is left out.
-    positions : torch.Tensor, or sequence of torch.Tensor
+    positions : torch.Tensor or array, or sequence of them or of numbers
         The element ``position`` of each patch, shape (patches, spatial axes).
     shape : sequence of int
         The spatial shape of the record.
@@ -306,7 +306,8 @@ def stitch(predictions: Any, positions: Any, shape: Sequence[int]) -> torch.Tens
     """
     import torch
 
-    patches, places, shape = list(predictions), [[int(at) for at in each] for each in positions], tuple(map(int, shape))
+    patches, shape = [torch.as_tensor(each) for each in predictions], tuple(map(int, shape))
+    places = [[int(at) for at in each] for each in positions]
     if not patches or len(patches) != len(places):
         raise ConfigError(f"stitch needs a position for each prediction, and got {len(patches)} for {len(places)}")
     first, axes = patches[0], len(shape)

@@ -202,6 +202,8 @@ class _Copier:
         kind = type(value)
         if kind in _PLAIN or isinstance(value, np.generic):
             return value
+        if kind is _PendingArray and isinstance(value.array, list):
+            return self.copy(value.array, depth)
         if kind is _PendingArray and value.array is not None:
             self._count(value.array.nbytes // _SHARED)
             return value.array
@@ -294,20 +296,21 @@ class _PendingArray:
     __slots__ = ("array",)
     __hash__ = None  # type: ignore[assignment]  # as an array
 
-    def __init__(self, array: Array | None = None) -> None:
+    def __init__(self, array: Array | list[Any] | None = None) -> None:
         self.array = array
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or len(state) != 5 or self.array is not None:
             raise CodecError("the pickle is damaged: the state of an array is not its five parts")
         _, shape, dtype, fortran, data = state
-        self.array = _array(data, dtype, shape, "F" if fortran else "C")
+        is_of_objects = isinstance(dtype, _Dtype) and dtype.dtype.hasobject
+        self.array = _listed(data, shape) if is_of_objects else _array(data, dtype, shape, "F" if fortran else "C")
 
 
 @functools.lru_cache(64)
 def _dtype_of(text: str) -> np.dtype[Any]:
     if text.lstrip("<>|=") in ("O", "O8", "O4"):
-        raise CodecError("refused: an array of objects; only numbers and text are read")
+        return np.dtype(object)
     if not _DTYPE.fullmatch(text):
         raise CodecError(f"refused: an array of dtype {text[:40]!r}; only numbers and text are read")
     dtype: np.dtype[Any] = np.dtype(text)
@@ -332,6 +335,8 @@ def _text(value: Any) -> str:
 def _array(data: Any, dtype: Any, shape: Any, order: str) -> Array:
     if not isinstance(dtype, _Dtype):
         raise CodecError("the pickle is damaged: an array without a dtype")
+    if dtype.dtype.hasobject:
+        raise CodecError("refused: an array of objects; only numbers and text are read")
     if not isinstance(data, (bytes, bytearray)):
         raise CodecError(f"refused: an array whose content is a {type(data).__name__} instead of bytes")
     if type(shape) is not tuple or len(shape) > 32 or not _INTS.issuperset(map(type, shape)):
@@ -347,6 +352,18 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Array:
     # This keeps the buffer, so that the pickle cannot extend the bytearray, which may move it.
     numbers: Array = np.frombuffer(memoryview(data).toreadonly(), dtype.dtype)
     return numbers.reshape(shape, order="F" if order == "F" else "C")
+
+
+def _listed(data: Any, shape: Any) -> list[Any]:
+    """Return an array of objects, such as texts of several lengths, as a list, or a list of rows. Its items are plain data too."""
+    if type(shape) is not tuple or not _INTS.issuperset(map(type, shape)) or not 0 < len(shape) <= 2:
+        raise CodecError("refused: an array of objects that has not one or two dimensions")
+    if type(data) is not list or math.prod(shape) != len(data) or min(shape) < 0:
+        raise CodecError("the pickle is damaged: an array of objects of another size")
+    if len(shape) == 1:
+        return data
+    rows, wide = shape
+    return [data[at * wide : (at + 1) * wide] for at in range(rows)]  # in this order even if the array is in Fortran's
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _PendingArray:

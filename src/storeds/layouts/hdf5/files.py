@@ -324,9 +324,8 @@ class Hdf5Files:
                 return _keeping(at, file), "/".join(parts[number:])
             kind = _link_type(at, part)
             if kind is None:
-                raise NoSuchNameError(
-                    f"{self.url}: {at.name} has no {part!r}; {suggest(part, at.keys(), 'names there')}"
-                )
+                where = at.name if path == self.path else f"{path}::{at.name}"
+                raise NoSuchNameError(f"{self.url}: {where} has no {part!r}; {suggest(part, at.keys(), 'names there')}")
             if kind != h5py.h5l.TYPE_HARD:
                 return self._follow(at, part, path, rest, links)
             at = _opened(at, part)
@@ -339,10 +338,14 @@ class Hdf5Files:
         if links >= _MOST_LINKS:
             raise FormatError(f"{self.url}: {name} is a link that leads through more than {_MOST_LINKS} others")
         if isinstance(link, h5py.ExternalLink):
-            other = self.resolve(link.filename, path, f"the external link {name}")
-            return self._locate(f"{link.path}/{rest}", other, links + 1)
-        target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
-        return self._locate(f"{target}/{rest}", path, links + 1)
+            target, path = link.path, self.resolve(link.filename, path, f"the external link {name}")
+        else:
+            target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
+        try:
+            found, left = self._locate(target, path, links + 1)
+        except NoSuchNameError:
+            raise FormatError(f"{self.url}: the link {name} leads to {target}, which is missing") from None
+        return (found, left) if left or not rest else self._locate(f"{target}/{rest}", path, links + 1)
 
     def dataset(self, address: Address) -> h5py.Dataset:
         """Return the dataset at an address."""
@@ -599,7 +602,7 @@ def describe(dataset: h5py.Dataset) -> str:
     elif h5py.check_vlen_dtype(dtype) is not None:
         name = f"{h5py.check_vlen_dtype(dtype)} of variable length"
     elif h5py.check_ref_dtype(dtype) is not None:
-        name = "references, which storeds does not follow"
+        name = "references"
     else:
         name = "a table" if dtype.names else "opaque" if dtype.kind == "V" else str(dtype)
     shape = "nothing" if dataset.shape is None else f"[{', '.join(map(str, dataset.shape))}]"

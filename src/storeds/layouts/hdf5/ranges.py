@@ -27,9 +27,10 @@ from storeds.layouts.hdf5.values import (
 from storeds.protocols import Array, Field
 from storeds.values.infer import evenly
 
-__all__ = ["Ranges", "rows_of"]
+__all__ = ["Ranges", "rows_of", "whole_numbers"]
 
 _SAMPLED = 9  # ranges that show whether bytes are pictures
+_MOST_WHOLE = 2**53  # from here on, a float does not tell whole numbers apart
 
 
 def rows_of(
@@ -40,7 +41,7 @@ def rows_of(
     Raises
     ------
     FormatError
-        The bounds are not integers, or those of starts and ends differ in number; the rows are no numbers.
+        The bounds are not whole numbers, or those of starts and ends differ in number; the rows are no numbers.
     """
     if not bounds:
         return values_of(files, dataset, column, field)
@@ -69,12 +70,15 @@ def _bounds(files: Hdf5Files, bounds: Mapping[str, Address]) -> tuple[Array, Arr
         if not isinstance(dataset, h5py.Dataset):
             raise FormatError(f"{files.url}: {address}, which gives {name} of ranges, is not a dataset")
         values = values_of(files, dataset, column)[column]
-        if values.field.kind != "int":
-            raise FormatError(f"{files.url}: {address} gives {name} of ranges, so it holds one integer for each record")
         try:
-            found[name] = values.column()
+            numbers = whole_numbers(values)
         except ValueError as error:
             raise FormatError(f"{files.url}: {address} cannot be read: {error}") from None
+        if numbers is None:
+            raise FormatError(
+                f"{files.url}: {address} gives {name} of ranges, so it holds one whole number for each record"
+            )
+        found[name] = numbers
     if "offsets" in found:
         return found["offsets"][:-1], found["offsets"][1:]
     if "starts" not in found:
@@ -85,6 +89,18 @@ def _bounds(files: Hdf5Files, bounds: Mapping[str, Address]) -> tuple[Array, Arr
         shown = " and ".join(map(str, bounds.values()))
         raise FormatError(f"{files.url}: {shown} have {len(starts)} and {len(other)} rows, and bound the same ranges")
     return starts, other if "ends" in found else starts + other
+
+
+def whole_numbers(values: Values) -> Array | None:
+    """Return a column of integers, or of floats that are all whole, as MATLAB writes them; None if it is another one."""
+    if values.field.kind not in ("int", "float"):
+        return None
+    column = values.column()
+    if values.field.kind == "float":
+        if not (np.abs(column) < _MOST_WHOLE).all() or (column % 1).any():
+            return None
+        column = column.astype(np.int64)
+    return column
 
 
 class Ranges(Values):
@@ -137,5 +153,5 @@ class Ranges(Values):
 
     @property
     def spare(self) -> int:
-        """How many rows are behind all ranges."""
+        """How many rows are behind all ranges; negative if a range reaches beyond the rows."""
         return self._rows.count - int(self._stops.max(initial=0))

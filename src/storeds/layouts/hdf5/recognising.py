@@ -28,6 +28,9 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
+from storeds.layouts.hdf5.frames import columns_of, is_of_frame
+from storeds.layouts.hdf5.ranges import whole_numbers
+from storeds.layouts.hdf5.references import are_references
 from storeds.layouts.hdf5.scan import FRAMES, is_column
 from storeds.layouts.hdf5.values import is_single, row_count, values_of
 from storeds.layouts.pattern import KEY, Pattern, escaped, natural_order, parse_pattern, shared_names
@@ -114,7 +117,7 @@ def _are_columns(found: list[Member]) -> bool:
     lengths = {row_count(dataset) for dataset in arrays}
     if len(lengths) != 1 or 0 in lengths:
         return False
-    if any(_is_list(dataset) for dataset in arrays):
+    if any(_is_list(dataset) or is_of_frame(dataset) for dataset in arrays):
         return True
     names = [dataset.name for dataset in arrays]
     if all(map(_DIGITS.search, names)) and len({_DIGITS.sub("#", name) for name in names}) < len(names):
@@ -125,7 +128,8 @@ def _are_columns(found: list[Member]) -> bool:
 
 def _is_list(dataset: h5py.Dataset) -> bool:
     """Whether a dataset of one dimension has texts, files, arrays of any length, or rows of a table: no sample has these."""
-    return len(dataset.shape) == 1 and (dataset.dtype.kind not in "biufc" or dataset.dtype.hasobject)
+    is_one = len(dataset.shape) == 1 or are_references(dataset)
+    return is_one and (dataset.dtype.kind not in "biufc" or dataset.dtype.hasobject)
 
 
 def _are_demonstrations(files: Hdf5Files) -> bool:
@@ -221,13 +225,14 @@ def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
     for member in members(files, _absolute(files, group), skipped=[]):
         if not is_column(member) or not row_count(member.dataset) or "**" in member.path:  # it has no escape
             continue
-        for column in member.dataset.dtype.names or ("",):
+        for column in columns_of(member.dataset) or ("",):
             with contextlib.suppress(FormatError, ValueError):
                 values = values_of(files, member.dataset, column)[column]
                 path = f"{member.path}/{column}" if column else member.path
                 sizes[path] = row_count(member.dataset), member.dataset.nbytes
-                if values.field.kind == "int" and values.count <= _MOST_BOUNDS:
-                    bounds[path] = values.column()
+                numbers = whole_numbers(values) if values.count <= _MOST_BOUNDS else None
+                if numbers is not None:
+                    bounds[path] = numbers
     names = dict(zip(sizes, field_names([*sizes]), strict=True))
     lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
     rows_at = {path: rows for path, (rows, _) in sizes.items()}

@@ -27,6 +27,7 @@ from storeds.layouts.hdf5.files import (
     describe,
     members,
 )
+from storeds.layouts.hdf5.frames import columns_of, names_columns
 from storeds.layouts.hdf5.ranges import Ranges, rows_of
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
 from storeds.layouts.hdf5.values import Values, packing
@@ -191,11 +192,12 @@ class Contents:
         skipped: list[Unreadable] = []
         group = Address(self._files.settings.group, file)
         missed = [*members(self._files, group, skipped=skipped, is_left=is_read, most_groups=MOST_WALKED)]
+        missed = [each for each in missed if not names_columns(each.dataset)]
         if "classes" in self.attrs:
             missed = [each for each in missed if not is_class_list(each)]
         entries = list[str]()
         for path, table in {plan.path: plan for plan in plans if plan.column}.items():
-            names = self._files.dataset(self._names.addresses(table, [0])[0]).dtype.names
+            names = columns_of(self._files.dataset(self._names.addresses(table, [0])[0]))
             columns = {plan.column for plan in plans if plan.path == path}
             entries += [f"{path}/{name} (a column)" for name in names if name not in columns]
         for plan in plans:
@@ -211,7 +213,7 @@ class Contents:
         rows = self._names.rows(plan, self._names.texts([0])[0]) if plan.ranges else None
         return (
             [f"{rows.spare} rows of {plan.where}, which are in no range"]
-            if isinstance(rows, Ranges) and rows.spare
+            if isinstance(rows, Ranges) and rows.spare > 0
             else []
         )
 

@@ -26,6 +26,7 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
+from storeds.layouts.hdf5.frames import columns_of, label_of, names_categories, names_columns
 from storeds.layouts.hdf5.ranges import rows_of
 from storeds.layouts.hdf5.values import Values, is_single, packing, row_count, values_of
 from storeds.layouts.pattern import (
@@ -315,7 +316,9 @@ class Scan:
         skipped: list[Unreadable] = []
         found = self._members(place, first, skipped)
         indexes = _vector_indexes(found)
-        for member in (each for each in found if each.path not in indexes.values()):
+        for member in found:
+            if member.path in indexes.values() or names_columns(member.dataset):
+                continue
             plan = replace(at, path=_below(place.path, member.path))
             if member.path in indexes:
                 ends = ("ends", _below(place.path, indexes[member.path]))
@@ -398,8 +401,8 @@ class Scan:
         plans: dict[str, Plan] = {}
         failed: list[Unreadable] = []
         rows = row_count(member.dataset)
-        for column in member.dataset.dtype.names or ("",):
-            label = f"{member.path}/{column}" if column else member.path
+        for column in columns_of(member.dataset) or ("",):
+            label = label_of(member.dataset, member.path, column)
             try:
                 values = self._rows(plan, sequence, member.dataset, column)[column]
             except FormatError as error:
@@ -556,8 +559,9 @@ def _vector_indexes(found: Sequence[Member]) -> dict[str, str]:
 
 
 def is_column(member: Member) -> bool:
-    """Whether a dataset may have a value for each record: it is neither a single value nor a list of class names."""
-    return not is_single(member.dataset) and not is_class_list(member)
+    """Whether a dataset may have a value for each record: no single value, no list of class names or of columns."""
+    dataset = member.dataset
+    return not (is_single(dataset) or is_class_list(member) or names_columns(dataset) or names_categories(dataset))
 
 
 _CLASS_NAMES = re.compile(r"(list_)?(classes|class_names|labels?_names)", re.IGNORECASE)

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -22,11 +22,14 @@ from storeds.errors import FormatError
 from storeds.layouts.hdf5.boxes import BoxedArray, Boxes, boxes_of
 from storeds.layouts.hdf5.chunks import ChunkedRows, check_claim
 from storeds.layouts.hdf5.files import Hdf5Files, file_of
+from storeds.layouts.hdf5.frames import columns_of, pickled_rows, unpickled
+from storeds.layouts.hdf5.references import References, are_references
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Array, Field, Kind
 from storeds.records.columns import SCALARS, column_of
 from storeds.values.codecs import image_of_text, is_image
-from storeds.values.infer import evenly, field_of
+from storeds.values.infer import evenly, field_of, fit
+from storeds.values.unpickle import CodecError
 
 __all__ = [
     "DAMAGED",
@@ -136,12 +139,14 @@ def is_single(dataset: h5py.Dataset) -> bool:
 
 def row_count(dataset: h5py.Dataset) -> int:
     """Return for how many records a dataset has values."""
-    return int(dataset.shape[1 if _is_matlab_column(dataset) else 0])
+    rows = pickled_rows(dataset)
+    return int(dataset.shape[1 if _is_matlab_column(dataset) else 0]) if rows is None else rows
 
 
 def _is_matlab_column(dataset: h5py.Dataset) -> bool:
     """Whether a dataset is a MATLAB column vector, which is a single row here because MATLAB reverses the axes."""
-    return len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1] and _MATLAB_CLASS in dataset.attrs
+    is_row = len(dataset.shape) == 2 and dataset.shape[0] == 1 < dataset.shape[1]
+    return is_row and (_MATLAB_CLASS in dataset.attrs or are_references(dataset))
 
 
 _PACKING = ("scale_factor", "add_offset")
@@ -289,6 +294,29 @@ class Items(Values):
         return [to_value(self.field, data, self._dtype, (-1,), **how) for data in self._load(positions)]
 
 
+class Listed(Values):
+    """Values in memory."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.field, self._values = fit(values)
+        self.count = len(values)
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return [self._values[at] for at in positions]
+
+
+class Referenced(Values):
+    """What the references in a dataset lead to."""
+
+    def __init__(self, references: References) -> None:
+        self.field, self.count, self._references = references.field, references.count, references
+
+    def read(self, positions: Sequence[int]) -> list[Any]:
+        # docstring inherited
+        return self._references.read(positions)
+
+
 def _fixed_items(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, field: Field | None, *, text: bool) -> Items:
     """Return opaque values, strings or rows of bytes, each in the same number of bytes."""
 
@@ -321,19 +349,35 @@ def values_of(
     dtype = dataset.dtype
     if not dataset.shape:
         raise FormatError(f"{files.url}: dataset {dataset.name} is a single value, not one for each record")
-    if dtype.names is None:
+    if pickled_rows(dataset) is not None:
+        return _pickled_values(files, dataset, member)
+    columns = columns_of(dataset)
+    if not columns:
         if member:
             raise FormatError(f"{files.url}: dataset {dataset.name} is not a table, so it has no {member!r}")
         return {"": _plain_values(files, dataset, dtype, field)}
-    rows = raw_rows(files, dataset, dtype) if not dtype.hasobject and len(dataset.shape) == 1 else None
+    is_table = not dtype.hasobject and (dtype.names is None or len(dataset.shape) == 1)
+    rows = raw_rows(files, dataset, dtype) if is_table else None
     if rows is None:
         raise unsupported(files, dataset)
-    wanted = [member] if member else list(dtype.names)
-    if member and member not in dtype.names:
-        raise FormatError(
-            f"{files.url}: table {dataset.name} has no {member!r}; its columns are {', '.join(dtype.names)}"
-        )
-    return {name: _member_values(files, dataset, rows, dtype, name) for name in wanted}
+    _check_member(files, dataset, member, columns)
+    return {
+        name: _member_values(files, dataset, rows, *columns[name], name) for name in ([member] if member else columns)
+    }
+
+
+def _check_member(files: Hdf5Files, dataset: h5py.Dataset, member: str, columns: Iterable[str]) -> None:
+    if member and member not in columns:
+        raise FormatError(f"{files.url}: table {dataset.name} has no {member!r}; its columns are {', '.join(columns)}")
+
+
+def _pickled_values(files: Hdf5Files, dataset: h5py.Dataset, member: str) -> dict[str, Values]:
+    try:
+        columns = unpickled(files, dataset)
+    except CodecError as error:
+        raise FormatError(f"{files.url}: dataset {dataset.name} is a pickle of pandas: {error}") from None
+    _check_member(files, dataset, member, columns)
+    return {name: Listed(values) for name, values in columns.items() if name == member or not member}
 
 
 def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], field: Field | None) -> Values:
@@ -362,6 +406,8 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     # h5py 3.16 swaps no bytes of big-endian items of variable length, and labels them as native.
     if base is not None and not inner and is_numeric(np.dtype(base)) and np.dtype(base).isnative:
         return _variable_items(files, dataset, field, np.dtype(base))
+    if are_references(dataset) and dataset.size == row_count(dataset):
+        return Referenced(References(files, dataset, field))
     raise unsupported(files, dataset)
 
 
@@ -374,9 +420,9 @@ def _holds_images(dataset: h5py.Dataset, rows: Rows, field: Field | None) -> boo
     return kind_of(rows.read([(at, at + 1) for at in evenly(len(dataset), _SAMPLED)]), False) == "image"
 
 
-def _member_values(files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, dtype: np.dtype[Any], name: str) -> Values:
-    assert dtype.fields is not None
-    whole, offset = dtype.fields[name][:2]
+def _member_values(
+    files: Hdf5Files, dataset: h5py.Dataset, rows: Rows, whole: np.dtype[Any], offset: int, name: str
+) -> Values:
     base, shape = whole.base, whole.shape
     part = TableRows(rows, offset, whole.itemsize)
     if is_numeric(base):

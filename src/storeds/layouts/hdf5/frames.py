@@ -1,0 +1,148 @@
+"""Names the columns of tables: members of a compound type, and the parts of a frame that pandas wrote.
+
+`DataFrame.to_hdf` stores the columns of one dtype as a *block*. A table has it in one member, whose attribute `…_kind` names the
+columns; the fixed format in a dataset `block0_values` beside `block0_items`. A block of texts in the fixed format is one pickle.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import h5py
+import numpy as np
+
+from storeds.backends.hdf5.headers import check_attribute
+from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.variable import VariableRows
+from storeds.values.unpickle import CodecError, unpickle
+
+__all__ = [
+    "columns_of",
+    "is_of_frame",
+    "label_of",
+    "names_categories",
+    "names_columns",
+    "pickled_rows",
+    "unpickled",
+]
+
+Columns = dict[str, tuple[np.dtype[Any], int]]
+"""Column → its type, and where it begins in a row."""
+
+_INDEX = "frame_index"  # `index` is the number of a sample
+_BLOCK = re.compile(r"(block\d+)_values")
+_NAMES = re.compile(r"axis0|block\d+_items")
+
+
+def columns_of(dataset: h5py.Dataset) -> Columns:
+    """Return the columns of each row of a table, or of a block of a frame; none of any other dataset."""
+    dtype = dataset.dtype
+    if dtype.fields is None:
+        return {name: (_typed(dataset, dtype), at * dtype.itemsize) for at, name in enumerate(_items(dataset))}
+    columns, is_frame = Columns(), _is_frame_table(dataset)
+    for member, (whole, offset, *_) in dtype.fields.items():
+        members = _unpickled(dataset, f"{member}_kind")
+        if members is None or whole.shape not in ((), (len(members),)):
+            columns[_INDEX if is_frame and member == "index" else member] = whole, offset
+            continue
+        is_bool = _text(dataset, f"{member}_dtype") == "bool"
+        base = np.dtype(bool) if is_bool and whole.base.itemsize == 1 else whole.base
+        columns |= {name: (base, offset + at * base.itemsize) for at, name in enumerate(members)}
+    return columns
+
+
+def label_of(dataset: h5py.Dataset, path: str, column: str) -> str:
+    """Return the name of a column in the file: of a frame without the path of its table or block."""
+    if column and (_items(dataset) or _is_frame_table(dataset)):
+        return column
+    if _of_frame(dataset) and path.rpartition("/")[2] in ("axis1", "index"):
+        return _INDEX
+    return f"{path}/{column}" if column else path
+
+
+def names_columns(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset holds the names of columns of a frame, and no values."""
+    return _NAMES.fullmatch(dataset.name.rpartition("/")[2]) is not None and _of_frame(dataset)
+
+
+def names_categories(dataset: h5py.Dataset) -> bool:
+    """Whether a table holds the categories of a column, which has their numbers."""
+    return dataset.name.endswith("/meta/table") and _text(dataset.parent, "pandas_type") == "series_table"
+
+
+def is_of_frame(dataset: h5py.Dataset) -> bool:
+    """Whether pandas wrote a dataset, as a frame or a part of one: then datasets of one length are columns."""
+    return _of_frame(dataset) or _is_frame_table(dataset)
+
+
+def pickled_rows(dataset: h5py.Dataset) -> int | None:
+    """Return how many rows a dataset holds as one pickle; None if it is no pickle of pandas."""
+    if not dataset.dtype.hasobject or _text(dataset, "PSEUDOATOM") != "object" or dataset.shape != (1,):
+        return None
+    index = next((dataset.parent[name] for name in ("axis1", "index") if name in dataset.parent), None)
+    return len(index) if isinstance(index, h5py.Dataset) and index.shape and _of_frame(dataset) else None
+
+
+def unpickled(files: Hdf5Files, dataset: h5py.Dataset) -> dict[str, list[Any]]:
+    """Return the columns of a dataset that is one pickle, ``""`` for that of a series; raises CodecError."""
+    (data,) = VariableRows(files, dataset).read([0])
+    if isinstance(data, ValueError):
+        raise CodecError(str(data))
+    rows, names = unpickle(data), _items(dataset)
+    if not isinstance(rows, list) or len(rows) != pickled_rows(dataset):
+        raise CodecError("its pickle does not hold a value for each row")
+    if len(names) < 2 and not any(isinstance(row, list) for row in rows):
+        return {"".join(names): [*map(_or_none, rows)]}
+    if not all(isinstance(row, list) and len(row) == len(names) for row in rows):
+        raise CodecError("its pickle does not hold a value for each column")
+    return {name: [_or_none(row[at]) for row in rows] for at, name in enumerate(names)}
+
+
+def _or_none(value: Any) -> Any:
+    """Return a value; None for NaN, which stands for a missing text."""
+    return None if isinstance(value, float) and value != value else value
+
+
+def _of_frame(dataset: h5py.Dataset) -> bool:
+    return _text(dataset.parent, "pandas_type") in ("frame", "series")
+
+
+def _is_frame_table(dataset: h5py.Dataset) -> bool:
+    return "index" in (dataset.dtype.names or ()) and "index_kind" in dataset.attrs
+
+
+def _items(dataset: h5py.Dataset) -> list[str]:
+    """Return the columns that a block of the fixed format holds."""
+    match = _BLOCK.fullmatch(dataset.name.rpartition("/")[2])
+    if match is None or not _of_frame(dataset):
+        return []
+    items = dataset.parent.get(f"{match[1]}_items")
+    if not isinstance(items, h5py.Dataset) or items.dtype.kind != "S" or len(items.shape) != 1:
+        return []
+    is_wide = len(dataset.shape) == 2 and dataset.shape[1] == len(items) and not dataset.dtype.hasobject
+    return [str(name, "utf-8", "replace") for name in items[()]] if is_wide or dataset.dtype.hasobject else []
+
+
+def _typed(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of the values of a block: PyTables stores truth values as fields of 8 bits."""
+    return np.dtype(bool) if dataset.id.get_type().get_class() == h5py.h5t.BITFIELD and dtype.itemsize == 1 else dtype
+
+
+def _text(owner: h5py.Dataset | h5py.Group, name: str) -> str:
+    """Return an attribute that is text; ``""`` if there is none."""
+    if name not in owner.attrs:
+        return ""
+    check_attribute(owner, name)
+    value = owner.attrs[name]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
+
+
+def _unpickled(dataset: h5py.Dataset, name: str) -> list[str] | None:
+    """Return the names in an attribute, which PyTables has pickled; None if there is none, or no such list."""
+    try:
+        found = unpickle(_text(dataset, name).encode())
+    except CodecError:
+        return None
+    names = [name.decode() if isinstance(name, bytes) else name for name in found] if isinstance(found, list) else []
+    return names if names and all(isinstance(name, str) for name in names) else None
