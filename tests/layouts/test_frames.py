@@ -89,6 +89,19 @@ def test_columns_are_named_by_place_and_samples_come_through_workers(tmp_path: P
         open_backend(path, columns={"x": "frame/table/q[]"})
 
 
+def test_a_block_is_an_array_where_its_place_is_named_or_it_is_wide(tmp_path: Path) -> None:
+    narrow = FRAME[["f", "g"]]
+    wide = pd.DataFrame(np.random.default_rng(0).random((COUNT, 207)), columns=[str(at) for at in range(207)])
+    for frame, columns in ((narrow, {"x": "frame/block0_values[]"}), (wide, None)):
+        path = write(tmp_path / "frame.h5", frame, {"format": "fixed", "mode": "w"})
+        with open_backend(path, columns=columns) as store:
+            found: Any = store.get_many(range(COUNT))
+        name = "x" if columns else "block0_values"
+        assert np.array_equal([each[name] for each in found], frame.to_numpy())
+    with open_backend(path, columns={"x": "frame/block0_values/30[]"}) as store:
+        assert store.column("x").tolist() == wide["30"].tolist()  # type: ignore[attr-defined]
+
+
 def test_categories_are_numbers_and_their_names_are_reported(tmp_path: Path) -> None:
     frame = FRAME.assign(kind=pd.Categorical(["u", "v", "u", "u", "v"]))
     with open_backend(write(tmp_path / "frame.h5", frame, {"format": "table"})) as store:

@@ -23,6 +23,7 @@ __all__ = [
     "label_of",
     "names_categories",
     "names_columns",
+    "parts_of",
     "pickled_rows",
     "unpickled",
 ]
@@ -30,6 +31,7 @@ __all__ = [
 Columns = dict[str, tuple[np.dtype[Any], int]]
 """Column → its type, and where it begins in a row."""
 
+_WIDE = 64  # columns of a block; the sensors of a network are one array
 _INDEX = "frame_index"  # `index` is the number of a sample
 _BLOCK = re.compile(r"(block\d+)_values")
 _NAMES = re.compile(r"axis0|block\d+_items")
@@ -40,11 +42,13 @@ def columns_of(dataset: h5py.Dataset) -> Columns:
     dtype = dataset.dtype
     if dtype.fields is None:
         return {name: (_typed(dataset, dtype), at * dtype.itemsize) for at, name in enumerate(_items(dataset))}
-    columns, is_frame = Columns(), _is_frame_table(dataset)
+    if not _is_frame_table(dataset):
+        return {name: (whole, offset) for name, (whole, offset, *_) in dtype.fields.items()}
+    columns = Columns()
     for member, (whole, offset, *_) in dtype.fields.items():
         members = _unpickled(dataset, f"{member}_kind")
         if members is None or whole.shape not in ((), (len(members),)):
-            columns[_INDEX if is_frame and member == "index" else member] = whole, offset
+            columns[_INDEX if member == "index" else member] = whole, offset
             continue
         is_bool = _text(dataset, f"{member}_dtype") == "bool"
         base = np.dtype(bool) if is_bool and whole.base.itemsize == 1 else whole.base
@@ -52,11 +56,18 @@ def columns_of(dataset: h5py.Dataset) -> Columns:
     return columns
 
 
+def parts_of(dataset: h5py.Dataset) -> tuple[str, ...]:
+    """Return the columns that are fields of their own; ``("",)`` if a row is one value, such as that of a wide block."""
+    columns = tuple(columns_of(dataset))
+    is_wide = dataset.dtype.fields is None and len(columns) > _WIDE
+    return ("",) if is_wide or not columns else columns
+
+
 def label_of(dataset: h5py.Dataset, path: str, column: str) -> str:
     """Return the name of a column in the file: of a frame without the path of its table or block."""
     if column and (_items(dataset) or _is_frame_table(dataset)):
         return column
-    if _of_frame(dataset) and path.rpartition("/")[2] in ("axis1", "index"):
+    if path.rpartition("/")[2] in ("axis1", "index") and _of_frame(dataset):
         return _INDEX
     return f"{path}/{column}" if column else path
 

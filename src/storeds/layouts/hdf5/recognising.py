@@ -28,7 +28,7 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
-from storeds.layouts.hdf5.frames import columns_of, is_of_frame
+from storeds.layouts.hdf5.frames import is_of_frame, parts_of
 from storeds.layouts.hdf5.ranges import whole_numbers
 from storeds.layouts.hdf5.references import are_references
 from storeds.layouts.hdf5.scan import FRAMES, is_column
@@ -225,7 +225,7 @@ def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
     for member in members(files, _absolute(files, group), skipped=[]):
         if not is_column(member) or not row_count(member.dataset) or "**" in member.path:  # it has no escape
             continue
-        for column in columns_of(member.dataset) or ("",):
+        for column in parts_of(member.dataset):
             with contextlib.suppress(FormatError, ValueError):
                 values = values_of(files, member.dataset, column)[column]
                 path = f"{member.path}/{column}" if column else member.path

@@ -26,7 +26,7 @@ from storeds.layouts.hdf5.files import (
     members,
     names_in,
 )
-from storeds.layouts.hdf5.frames import columns_of, label_of, names_categories, names_columns
+from storeds.layouts.hdf5.frames import label_of, names_categories, names_columns, parts_of
 from storeds.layouts.hdf5.ranges import rows_of
 from storeds.layouts.hdf5.values import Values, is_single, packing, row_count, values_of
 from storeds.layouts.pattern import (
@@ -401,7 +401,7 @@ class Scan:
         plans: dict[str, Plan] = {}
         failed: list[Unreadable] = []
         rows = row_count(member.dataset)
-        for column in columns_of(member.dataset) or ("",):
+        for column in parts_of(member.dataset):
             label = label_of(member.dataset, member.path, column)
             try:
                 values = self._rows(plan, sequence, member.dataset, column)[column]

@@ -352,7 +352,7 @@ def values_of(
     if pickled_rows(dataset) is not None:
         return _pickled_values(files, dataset, member)
     columns = columns_of(dataset)
-    if not columns:
+    if not columns or not (member or dtype.names):
         if member:
             raise FormatError(f"{files.url}: dataset {dataset.name} is not a table, so it has no {member!r}")
         return {"": _plain_values(files, dataset, dtype, field)}
