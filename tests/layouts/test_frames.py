@@ -85,21 +85,23 @@ def test_columns_are_named_by_place_and_samples_come_through_workers(tmp_path: P
     dataset = StoreDataset(path, columns=columns, reader="array", fields=["x", "label"])
     batches = list(storeds.StoreLoader(dataset, batch_size=2, num_workers=2))
     assert np.concatenate([x for x, _ in batches]).tolist() == FRAME["f"].tolist()
-    with pytest.raises(FormatError, match="has no 'q'; its columns are frame_index, a, "):
+    with pytest.raises(FormatError, match="has no 'q'; its columns are frame_index, values_block_0, a, "):
         open_backend(path, columns={"x": "frame/table/q[]"})
 
 
 def test_a_block_is_an_array_where_its_place_is_named_or_it_is_wide(tmp_path: Path) -> None:
     narrow = FRAME[["f", "g"]]
-    wide = pd.DataFrame(np.random.default_rng(0).random((COUNT, 207)), columns=[str(at) for at in range(207)])
-    for frame, columns in ((narrow, {"x": "frame/block0_values[]"}), (wide, None)):
-        path = write(tmp_path / "frame.h5", frame, {"format": "fixed", "mode": "w"})
-        with open_backend(path, columns=columns) as store:
-            found: Any = store.get_many(range(COUNT))
-        name = "x" if columns else "block0_values"
-        assert np.array_equal([each[name] for each in found], frame.to_numpy())
-    with open_backend(path, columns={"x": "frame/block0_values/30[]"}) as store:
-        assert store.column("x").tolist() == wide["30"].tolist()  # type: ignore[attr-defined]
+    wide = pd.DataFrame(np.random.default_rng(0).random((COUNT, 207)), columns=[f"s{at}" for at in range(207)])
+    for how, block in (("fixed", "block0_values"), ("table", "table/values_block_0")):
+        for frame, columns in ((narrow, {"x": f"frame/{block}[]"}), (wide, None)):
+            path = write(tmp_path / f"{how}{frame.shape[1]}.h5", frame, {"format": how})
+            with open_backend(path, columns=columns) as store:
+                found: Any = store.get_many(range(COUNT))
+            name = "x" if columns else block.removeprefix("table/")
+            assert np.array_equal([each[name] for each in found], frame.to_numpy())
+        place = f"frame/{block.replace('/values_block_0', '')}/s30[]"
+        dataset = StoreDataset(path, columns={"x": place}, reader="array", fields=["x"])
+        assert dataset.column("x").tolist() == wide["s30"].tolist()
 
 
 def test_categories_are_numbers_and_their_names_are_reported(tmp_path: Path) -> None:

@@ -38,29 +38,31 @@ _NAMES = re.compile(r"axis0|block\d+_items")
 
 
 def columns_of(dataset: h5py.Dataset) -> Columns:
-    """Return the columns of each row of a table, or of a block of a frame; none of any other dataset."""
+    """Return what each row of a table, or of a block of a frame, holds: its members, and the columns in them."""
     dtype = dataset.dtype
     if dtype.fields is None:
         return {name: (_typed(dataset, dtype), at * dtype.itemsize) for at, name in enumerate(_items(dataset))}
-    if not _is_frame_table(dataset):
-        return {name: (whole, offset) for name, (whole, offset, *_) in dtype.fields.items()}
-    columns = Columns()
+    columns: Columns = {}
     for member, (whole, offset, *_) in dtype.fields.items():
-        members = _unpickled(dataset, f"{member}_kind")
-        if members is None or whole.shape not in ((), (len(members),)):
-            columns[_INDEX if member == "index" else member] = whole, offset
-            continue
-        is_bool = _text(dataset, f"{member}_dtype") == "bool"
-        base = np.dtype(bool) if is_bool and whole.base.itemsize == 1 else whole.base
-        columns |= {name: (base, offset + at * base.itemsize) for at, name in enumerate(members)}
+        columns[_INDEX if member == "index" and _is_frame_table(dataset) else member] = whole, offset
+        names = _columns_in(dataset, member)
+        is_bool = bool(names) and whole.base.itemsize == 1 and _text(dataset, f"{member}_dtype") == "bool"
+        base = np.dtype(bool) if is_bool else whole.base
+        columns |= {name: (base, offset + at * base.itemsize) for at, name in enumerate(names)}
     return columns
 
 
 def parts_of(dataset: h5py.Dataset) -> tuple[str, ...]:
     """Return the columns that are fields of their own; ``("",)`` if a row is one value, such as that of a wide block."""
-    columns = tuple(columns_of(dataset))
-    is_wide = dataset.dtype.fields is None and len(columns) > _WIDE
-    return ("",) if is_wide or not columns else columns
+    if dataset.dtype.names is None:
+        columns = tuple(columns_of(dataset))
+        return columns if 0 < len(columns) <= _WIDE else ("",)
+    parts: list[str] = []
+    for member in dataset.dtype.names:
+        names = _columns_in(dataset, member)
+        own = _INDEX if member == "index" and _is_frame_table(dataset) else member
+        parts += names if 0 < len(names) <= _WIDE else [own]
+    return tuple(parts)
 
 
 def label_of(dataset: h5py.Dataset, path: str, column: str) -> str:
@@ -149,11 +151,14 @@ def _text(owner: h5py.Dataset | h5py.Group, name: str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
 
 
-def _unpickled(dataset: h5py.Dataset, name: str) -> list[str] | None:
-    """Return the names in an attribute, which PyTables has pickled; None if there is none, or no such list."""
+def _columns_in(dataset: h5py.Dataset, member: str) -> list[str]:
+    """Return the columns in a member of a table of pandas, whose names PyTables has pickled; none of any other table."""
+    if not _is_frame_table(dataset):
+        return []
     try:
-        found = unpickle(_text(dataset, name).encode())
+        found = unpickle(_text(dataset, f"{member}_kind").encode())
     except CodecError:
-        return None
+        return []
     names = [name.decode() if isinstance(name, bytes) else name for name in found] if isinstance(found, list) else []
-    return names if names and all(isinstance(name, str) for name in names) else None
+    fits = dataset.dtype[member].shape in ((), (len(names),)) and all(isinstance(name, str) for name in names)
+    return names if fits else []

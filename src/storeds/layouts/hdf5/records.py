@@ -27,7 +27,7 @@ from storeds.layouts.hdf5.files import (
     describe,
     members,
 )
-from storeds.layouts.hdf5.frames import columns_of, names_columns
+from storeds.layouts.hdf5.frames import names_columns, parts_of
 from storeds.layouts.hdf5.ranges import Ranges, rows_of
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
 from storeds.layouts.hdf5.values import Values, packing
@@ -197,7 +197,7 @@ class Contents:
             missed = [each for each in missed if not is_class_list(each)]
         entries = list[str]()
         for path, table in {plan.path: plan for plan in plans if plan.column}.items():
-            names = columns_of(self._files.dataset(self._names.addresses(table, [0])[0]))
+            names = parts_of(self._files.dataset(self._names.addresses(table, [0])[0]))
             columns = {plan.column for plan in plans if plan.path == path}
             entries += [f"{path}/{name} (a column)" for name in names if name not in columns]
         for plan in plans:
