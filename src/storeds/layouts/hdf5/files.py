@@ -284,7 +284,7 @@ class Hdf5Files:
         self, name: str, folders: Iterable[str], source: str, error: type[StoredsError], missing: type[StoredsError]
     ) -> str:
         names = [name, os.path.basename(name)] if os.path.isabs(name) else [name]
-        paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in folders]
+        paths = [os.path.realpath(os.path.join(folder, each)) for each in names for folder in dict.fromkeys(folders)]
         path = next(filter(os.path.isfile, paths), paths[0])
         if not self.settings.allow_outside and all(os.path.commonpath([root, path]) != root for root in self._roots):
             raise error(

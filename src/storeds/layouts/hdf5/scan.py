@@ -486,7 +486,7 @@ class Scan:
                     missing = error
                 else:
                     rows = self._rows(plan, values, dataset, plan.column, plan.field)[plan.column]
-                    self._check_rows(name, plan, f"{address} holds {describe(dataset)}", rows.field)
+                    self._check_rows(name, plan, address, dataset, rows.field)
                     counts[address] = rows.count
         if missing is not None and any(counts.values()):
             raise missing
@@ -495,11 +495,13 @@ class Scan:
             raise FormatError(f"{self._files.url}: datasets of one sequence differ in their number of rows: {shown}")
         return max(counts.values(), default=0)
 
-    def _check_rows(self, name: str, plan: Plan, what: str, got: Field) -> None:
+    def _check_rows(self, name: str, plan: Plan, address: Address, dataset: h5py.Dataset, got: Field) -> None:
         """Raise FormatError unless rows are values of a field; note their shape."""
         same_rank = len(got.shape or ()) == len(plan.field.shape or ())
         if (got.kind, got.dtype) != (plan.field.kind, plan.field.dtype) or not same_rank:
-            raise FormatError(f"{self._files.url}: {what}, unlike field {name!r} of the other sequences")
+            raise FormatError(
+                f"{self._files.url}: {address} holds {describe(dataset)}, unlike field {name!r} of the other sequences"
+            )
         self._shapes.setdefault(name, set()).add(got.shape or ())
 
     def _note_shared(self, name: str, plan: Plan, address: Address) -> None:

@@ -349,10 +349,10 @@ def values_of(
     dtype = dataset.dtype
     if not dataset.shape:
         raise FormatError(f"{files.url}: dataset {dataset.name} is a single value, not one for each record")
-    if pickled_rows(dataset) is not None:
+    if dtype.hasobject and pickled_rows(dataset) is not None:
         return _pickled_values(files, dataset, member)
-    columns = columns_of(dataset)
-    if not columns or not (member or dtype.names):
+    columns = columns_of(dataset) if member or dtype.names else {}
+    if not columns:
         if member:
             raise FormatError(f"{files.url}: dataset {dataset.name} is not a table, so it has no {member!r}")
         return {"": _plain_values(files, dataset, dtype, field)}
