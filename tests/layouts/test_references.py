@@ -100,6 +100,19 @@ def test_what_no_field_holds_is_an_error_that_says_where_references_lead(
         assert any("cells (references" in each for each in store.unread())  # type: ignore[attr-defined]
 
 
+def test_what_claims_more_than_the_file_can_hold_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "cells.mat", ARRAYS * 5, (20,))
+    with h5py.File(path, "r+") as file:
+        empty = file["#refs#"].create_dataset("empty", data=np.array([1 << 30, 1 << 30], "u8"))
+        empty.attrs["MATLAB_empty"], empty.attrs["MATLAB_class"] = np.uint8(1), np.bytes_("double")
+        huge = file["#refs#"].create_dataset("huge", (1 << 40, 2), "f8", chunks=(1 << 10, 2))
+        file["cells"][2], file["cells"][3] = empty.ref, huge.ref
+    with open_backend(path, columns={"cells": "cells[]", "y": "y[]"}) as store:
+        found = [str(each) for each in store.get_many([2, 3])]
+    assert "it says that it is empty, and has the sizes [1073741824, 1073741824]" in found[0]
+    assert "dataset /#refs#/huge claims values of 17,592,186,044,416 bytes, more than" in found[1]
+
+
 def test_a_reference_that_leads_nowhere_is_a_bad_record(tmp_path: Path) -> None:
     path = write(tmp_path / "cells.mat", ARRAYS * 5, (20,))
     with h5py.File(path, "r+") as file:

@@ -135,6 +135,8 @@ class Hdf5Files:
     ----------
     listed, walked : dict
         What `names_in` and `members` found, while the store is being opened.
+    unpickled : dict
+        What `storeds.layouts.hdf5.frames` unpickled, while the store is being opened.
     remembers : bool
         Whether it is, and few files are open.
     """
@@ -151,6 +153,7 @@ class Hdf5Files:
         self._seen: dict[str, list[int]] = {}
         self.listed: dict[tuple[Address, int | None], tuple[list[str], list[str]]] = {}
         self.walked: dict[Address, tuple[list[Member], list[Unreadable]]] = {}
+        self.unpickled: dict[tuple[str, str], dict[str, list[Any]]] = {}  # file and dataset → its columns
         self.remembers = not self.is_folder
         self._located: dict[Address, tuple[h5py.Group | h5py.Dataset, str]] = {}
         self._checked: dict[Address, tuple[h5py.Group | h5py.Dataset, str]] = {}
@@ -162,6 +165,7 @@ class Hdf5Files:
         self.remembers = False
         self.listed.clear()
         self.walked.clear()
+        self.unpickled.clear()
         self._located.clear()
         self._checked.clear()
 

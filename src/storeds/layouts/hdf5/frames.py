@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from storeds.backends.hdf5.headers import check_attribute
-from storeds.layouts.hdf5.files import Hdf5Files
+from storeds.layouts.hdf5.files import Hdf5Files, file_of
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.values.unpickle import CodecError, unpickle
 
@@ -99,6 +99,13 @@ def pickled_rows(dataset: h5py.Dataset) -> int | None:
 
 def unpickled(files: Hdf5Files, dataset: h5py.Dataset) -> dict[str, list[Any]]:
     """Return the columns of a dataset that is one pickle, ``""`` for that of a series; raises CodecError."""
+    place = file_of(dataset), dataset.name
+    if place not in files.unpickled:
+        files.unpickled[place] = _columns_of_pickle(files, dataset)
+    return files.unpickled[place]
+
+
+def _columns_of_pickle(files: Hdf5Files, dataset: h5py.Dataset) -> dict[str, list[Any]]:
     (data,) = VariableRows(files, dataset).read([0])
     if isinstance(data, ValueError):
         raise CodecError(str(data))
@@ -144,10 +151,13 @@ def _typed(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _text(owner: h5py.Dataset | h5py.Group, name: str) -> str:
     """Return an attribute that is text; ``""`` if there is none."""
-    if name not in owner.attrs:
+    try:
+        if name not in owner.attrs:
+            return ""
+        check_attribute(owner, name)
+        value = owner.attrs[name]
+    except (OSError, TypeError, ValueError, RuntimeError):  # damaged, or not one value
         return ""
-    check_attribute(owner, name)
-    value = owner.attrs[name]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from storeds.backends.hdf5.headers import check_attribute
 from storeds.errors import FormatError
 from storeds.layouts.hdf5.chunks import check_claim
 from storeds.layouts.hdf5.files import Hdf5Files
@@ -52,7 +53,7 @@ class References:
 
     def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, field: Field | None) -> None:
         check_claim(files, dataset, dataset.nbytes)
-        self._files, self._file = files, dataset.keeps_open
+        self._files, self._dataset, self._file = files, dataset, dataset.keeps_open
         self._references = dataset[()].reshape(-1)
         self.count = len(self._references)
         self.field = field or self._inferred(dataset.name)
@@ -78,7 +79,13 @@ class References:
 
     def read(self, positions: Sequence[int]) -> list[Any]:
         """Return the values at `positions`, with a ValueError in place of each that is bad, or of another field."""
-        return [*map(self._fitted, map(self._value, positions))]
+        values, nbytes = list[Any](), 0
+        for position in positions:
+            value = self._value(position)
+            nbytes += getattr(value, "nbytes", 0)
+            check_claim(self._files, self._dataset, nbytes)  # references may lead to one value
+            values.append(self._fitted(value))
+        return values
 
     def _value(self, position: int) -> Any:
         """Return what a reference leads to: an array of any shape, a text, or a ValueError."""
@@ -94,7 +101,7 @@ class References:
             check_claim(self._files, dataset, int(dataset.nbytes))
             return _plain(dataset)
         except (OSError, RuntimeError, ValueError, TypeError) as error:
-            return ValueError(f"to what cannot be read: {error}")
+            return ValueError(f"to what cannot be read: {str(error).removeprefix(f'{self._files.url}: ')}")
 
     def _fitted(self, value: Any) -> Any:
         field = self.field
@@ -120,12 +127,15 @@ def _array(value: Any) -> Field:
 
 def _plain(dataset: h5py.Dataset) -> Any:
     """Return the value of a dataset: as stored, or the text of a row of MATLAB's characters."""
+    for name in (_CLASS, _EMPTY):
+        if name in dataset.attrs:
+            check_attribute(dataset, name)
     value, kind = np.asarray(dataset[()]), dataset.attrs.get(_CLASS)
     if dataset.attrs.get(_EMPTY):  # the dataset holds the sizes
-        dtype = _DTYPES.get(kind, value.dtype)
-        value = np.empty([int(size) for size in value.reshape(-1)[::-1]], dtype)
-        if value.size:
-            raise ValueError("it says that it is empty, and that it has elements")
+        sizes = value.reshape(-1)[::-1].tolist()
+        if 0 not in sizes:
+            raise ValueError(f"it says that it is empty, and has the sizes {sizes[:4]}")
+        value = np.empty(sizes, _DTYPES.get(kind, value.dtype))
     if kind in (b"char", "char") and (value.ndim < 2 or value.shape[1] <= 1 or not value.size):
         return value.astype("<u2").tobytes().decode("utf-16-le")
     return value.astype(value.dtype.newbyteorder("="), copy=False)
