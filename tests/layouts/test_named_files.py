@@ -233,6 +233,7 @@ def flat(tmp_path: Path) -> Path:
         file.create_dataset("wide", data=np.arange(20).reshape(10, 2), chunks=(4, 2), compression="gzip")
         file["n"], file["ends"], file["starts"], file["indptr"] = LENGTHS, ENDS, STARTS, np.append(0, ENDS)
         file["real"], file["half"] = ENDS.astype("f8"), ENDS / 2
+        file["both"] = np.stack([STARTS, ENDS], axis=1)
     return tmp_path / "a.h5"
 
 
@@ -245,6 +246,7 @@ def flat(tmp_path: Path) -> Path:
         "offsets: indptr",
         "starts: starts, ends: ends",
         "starts: starts, lengths: n",
+        "starts: both/0, ends: both/1",
     ],
 )
 def test_a_record_is_a_range_of_rows(flat: Path, ranges: str) -> None:
@@ -256,14 +258,24 @@ def test_a_record_is_a_range_of_rows(flat: Path, ranges: str) -> None:
             np.testing.assert_array_equal(record["x"], np.arange(10.0)[rows])
             np.testing.assert_array_equal(record["wide"], np.arange(20).reshape(10, 2)[rows])
             np.testing.assert_array_equal(record["t"], (np.arange(10) / 10).astype("f4")[rows])
+        used = {part.split()[1].partition("/")[0] for part in ranges.split(", ")}
+        assert not used & {each.partition(" ")[0] for each in store.unread()}  # type: ignore[attr-defined]
 
 
 def test_opening_offers_the_ranges_that_fit(flat: Path) -> None:
     with h5py.File(flat, "a") as file:
-        for name in ("ends", "real", "half", "starts", "indptr", "table", "wide"):
+        for name in ("ends", "real", "half", "both", "starts", "indptr", "table", "wide"):
             del file[name]
     with pytest.raises(errors.ConfigError, match=r"columns=\{'id': 'id\[\]', 'x': 'x\[lengths: n\]'\}\)  # 4 records"):
         open_backend(flat)
+
+
+def test_opening_offers_the_column_of_several_lengths_that_fits(tmp_path: Path) -> None:
+    lengths = np.stack([LENGTHS, LENGTHS[::-1] + 1], axis=1)  # as RETURNN writes those of inputs and targets
+    write(tmp_path / "a.h5", {"inputs": np.zeros((10, 2)), "targets": np.arange(14), "seqLengths": lengths})
+    line = r"'inputs': 'inputs\[lengths: seqLengths/0\]', 'targets': 'targets\[lengths: seqLengths/1\]'"
+    with pytest.raises(errors.ConfigError, match=line):
+        open_backend(tmp_path / "a.h5")
 
 
 def test_ranges_that_share_their_rows_take_no_more_memory_than_the_file_can_hold(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ from storeds.layouts.hdf5.values import (
 from storeds.protocols import Array, Field
 from storeds.values.infer import evenly
 
-__all__ = ["Ranges", "rows_of", "whole_numbers"]
+__all__ = ["MOST_COLUMNS", "Ranges", "rows_of", "whole_numbers"]
 
 _SAMPLED = 9  # ranges that show whether bytes are pictures
+MOST_COLUMNS = 8  # of a dataset that holds several bounds of each record
 _MOST_WHOLE = 2**53  # from here on, a float does not tell whole numbers apart
 
 
@@ -69,14 +70,16 @@ def _bounds(files: Hdf5Files, bounds: Mapping[str, Address]) -> tuple[Array, Arr
         dataset, column = files.find(address)
         if not isinstance(dataset, h5py.Dataset):
             raise FormatError(f"{files.url}: {address}, which gives {name} of ranges, is not a dataset")
-        values = values_of(files, dataset, column)[column]
+        part = column if dataset.dtype.names is None else ""  # the number of a column of plain numbers
+        values = values_of(files, dataset, "" if part else column)["" if part else column]
         try:
-            numbers = whole_numbers(values)
+            numbers = whole_numbers(values).get(part)
         except ValueError as error:
             raise FormatError(f"{files.url}: {address} cannot be read: {error}") from None
         if numbers is None:
             raise FormatError(
-                f"{files.url}: {address} gives {name} of ranges, so it holds one whole number for each record"
+                f"{files.url}: {address} gives {name} of ranges, so it holds one whole number for each record; of several columns, "
+                f"{str(address).removesuffix(f'/{column}')}/0 is the first"
             )
         found[name] = numbers
     if "offsets" in found:
@@ -91,16 +94,26 @@ def _bounds(files: Hdf5Files, bounds: Mapping[str, Address]) -> tuple[Array, Arr
     return starts, other if "ends" in found else starts + other
 
 
-def whole_numbers(values: Values) -> Array | None:
-    """Return a column of integers, or of floats that are all whole, as MATLAB writes them; None if it is another one."""
-    if values.field.kind not in ("int", "float"):
+def whole_numbers(values: Values) -> dict[str, Array]:
+    """Return what may bound ranges: a column of integers under ``""``, or each of a few columns under its number.
+
+    Floats that are all whole, as MATLAB writes them, are integers too.
+    """
+    shape = values.field.shape or ()
+    if values.field.kind in ("int", "float"):
+        columns = {"": values.column()}
+    elif values.field.kind == "array" and len(shape) == 1 and (shape[0] or MOST_COLUMNS) < MOST_COLUMNS:
+        columns = {str(number): column for number, column in enumerate(values.column().T)}
+    else:
+        columns = {}
+    found = {name: _integers(column) for name, column in columns.items()}
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def _integers(column: Array) -> Array | None:
+    if column.dtype.kind == "f" and ((column % 1).any() or not (np.abs(column) < _MOST_WHOLE).all()):
         return None
-    column = values.column()
-    if values.field.kind == "float":
-        if not (np.abs(column) < _MOST_WHOLE).all() or (column % 1).any():
-            return None
-        column = column.astype(np.int64)
-    return column
+    return column.astype(np.int64) if column.dtype.kind in "iuf" else None
 
 
 class Ranges(Values):

@@ -230,13 +230,12 @@ def _by_length(files: Hdf5Files, group: str) -> Iterator[Columns]:
                 values = values_of(files, member.dataset, column)[column]
                 path = f"{member.path}/{column}" if column else member.path
                 sizes[path] = row_count(member.dataset), member.dataset.nbytes
-                numbers = whole_numbers(values) if values.count <= _MOST_BOUNDS else None
-                if numbers is not None:
-                    bounds[path] = numbers
+                if values.count <= _MOST_BOUNDS:
+                    bounds |= {f"{path}/{part}" if part else path: each for part, each in whole_numbers(values).items()}
     names = dict(zip(sizes, field_names([*sizes]), strict=True))
     lengths = dict.fromkeys(rows for rows, _ in sorted(sizes.values(), key=itemgetter(1), reverse=True))
     rows_at = {path: rows for path, (rows, _) in sizes.items()}
-    places = {path: escaped(f"{group}/{path}".lstrip("/")) for path in sizes}
+    places = {path: escaped(f"{group}/{path}".lstrip("/")) for path in {**sizes, **bounds}}
     ways = [*_by_range(names, places, rows_at, bounds)]
     ways += [
         {names[path]: f"{places[path]}[]" for path, rows in rows_at.items() if rows == length}
@@ -258,7 +257,7 @@ def _by_range(
             if rows != count and fitting:
                 at, form = max(fitting, key=lambda found: found[0].startswith(path))
                 ranges[names[path]] = f"{places[path]}[{form}: {places[at]}]"
-                columns.pop(names[at], None)
+                columns.pop(names.get(at, ""), None)
         if ranges:
             yield {**columns, **ranges}
 

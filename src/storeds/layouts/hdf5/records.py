@@ -28,7 +28,7 @@ from storeds.layouts.hdf5.files import (
     members,
 )
 from storeds.layouts.hdf5.frames import names_columns, parts_of
-from storeds.layouts.hdf5.ranges import Ranges, rows_of
+from storeds.layouts.hdf5.ranges import MOST_COLUMNS, Ranges, rows_of
 from storeds.layouts.hdf5.scan import NUMBERS, Facts, Plan, Scan, computed_names, is_class_list
 from storeds.layouts.hdf5.values import Values, packing
 from storeds.layouts.names import Names, pack_names
@@ -183,11 +183,14 @@ class Contents:
     def _unread_beside(self, template: Template, plans: Sequence[Plan]) -> list[str]:
         """Return what `plans` leave out of the first of the files that a template names."""
         file = self._names.addresses(plans[0], [0])[0].file if plans else ""
-        bounds = [path for plan in plans for _, path in plan.ranges]
-        read = [path.regex() for path in [*(plan.path for plan in plans), *bounds]]
+        read = [plan.path.regex() for plan in plans]
+        bounds = [path.regex() for plan in plans for _, path in plan.ranges]
 
         def is_read(path: str) -> bool:
-            return any(pattern.fullmatch(path) for pattern in read)
+            columns = [path, *(f"{path}/{number}" for number in range(MOST_COLUMNS))] if bounds else []
+            return any(pattern.fullmatch(path) for pattern in read) or any(
+                pattern.fullmatch(column) for pattern in bounds for column in columns
+            )
 
         skipped: list[Unreadable] = []
         group = Address(self._files.settings.group, file)
