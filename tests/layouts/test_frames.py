@@ -62,6 +62,7 @@ def test_a_frame_opens_as_its_columns(tmp_path: Path, name: str) -> None:
         kinds = {name: field.kind for name, field in store.meta.fields.items()}
         assert (kinds["ok"], kinds["small"]) == ("bool", "int") if "small" in kinds else kinds["ok"] == "bool"
         assert not store.unread()  # type: ignore[attr-defined]
+        assert "a frame of pandas" in store.describe().recognised  # type: ignore[attr-defined]
     storeds.convert(str(path), f"lmdb://{tmp_path}/packed")
     with open_backend(f"lmdb://{tmp_path}/packed") as store:
         assert store.get_many(range(len(frame))) == expected(frame)

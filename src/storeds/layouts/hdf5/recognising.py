@@ -80,7 +80,9 @@ def recognise(files: Hdf5Files) -> tuple[str | None, str]:
             return "per_video", f"each group holds {name!r}"
     found = [*members(files, _absolute(files, group))]
     if len(found) < MOST_WALKED and _are_columns(found):
-        arrays = [member for member in found if not is_single(member.dataset)]
+        arrays = [*filter(is_column, found)]
+        if any(is_of_frame(member.dataset) for member in arrays):
+            return "parallel", f"a frame of pandas: {', '.join(member.path for member in arrays[:4])}"
         shown = ", ".join(f"{member.path} {describe(member.dataset)}" for member in arrays[:4])
         return "parallel", f"datasets of one length: {shown}"
     return None, ""

@@ -38,7 +38,7 @@ from storeds.records.cache import index_path
 
 __all__ = ["Contents", "contents_of"]
 
-_VERSION = 6
+_VERSION = 7
 _OPEN = 4  # datasets of a field
 _FLAT = 1 << 14  # datasets of a field that are contiguous in their file
 _Addresses = Callable[[Sequence[int]], list[Address]]
