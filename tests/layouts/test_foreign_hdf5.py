@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from _layout_case import lines_of
 from shares import FULL
 from storeds import StoreDataset, open_backend
 from storeds.errors import ConfigError, FormatError, RecordError, StoredsError, UnavailableError
+from storeds.layouts.hdf5.files import Address, ForeignOptions, Hdf5Files
 
 Arrays = dict[str, Any]
 PICTURE = np.frombuffer(blob(1), "u1")
@@ -691,6 +693,31 @@ class TestLinks:
                 open_backend(path, columns={"x": "x[]", "y": f"{name}[]"})
         store: Any = open_backend(path, columns={"x": "x[]"})
         assert sum("which is missing" in each for each in store.unread()) == 2
+
+    def test_a_longer_chain_of_links_takes_no_more_steps_a_link(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        followed, follow = list[str](), Hdf5Files._follow
+
+        def counted(files: Hdf5Files, parent: Any, part: str, *rest: Any) -> Any:
+            followed.append(part)
+            return follow(files, parent, part, *rest)
+
+        def steps(links: int, name: str) -> int:
+            followed.clear()
+            files = Hdf5Files(str(path), f"hdf5://{path}", ForeignOptions())
+            with pytest.raises(FormatError, match="has no 'z'") if name == "z" else nullcontext():
+                files.find(Address(f"/{links}/{name}"))
+            files.close()
+            return len(followed)
+
+        with h5py.File(path, "w") as file:
+            file["0/x"], file["0/y"] = np.arange(3), array(3, 2)
+            for at in range(12):
+                file[str(at + 1)] = h5py.SoftLink(f"/{at}")
+        monkeypatch.setattr(Hdf5Files, "_follow", counted)
+        assert steps(12, "x") == 2 * steps(6, "x")
+        assert steps(12, "z") < 5 * steps(6, "z")  # of a missing one, each link is asked where it leads
 
     def test_circles(self, path: Path) -> None:
         with h5py.File(path, "w") as file:

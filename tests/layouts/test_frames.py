@@ -42,6 +42,7 @@ WRITTEN: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def write(path: Path, frame: Any, how: dict[str, Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickled texts
         frame.to_hdf(path, **{"key": "frame", **how})
@@ -112,6 +113,24 @@ def test_categories_are_numbers_and_their_names_are_reported(tmp_path: Path) -> 
         assert [each["kind"] for each in found] == [0, 1, 0, 0, 1]
         (unread,) = store.unread()  # type: ignore[attr-defined]
     assert "meta/" in unread
+
+
+@pytest.mark.parametrize("how", ["link", "external"])
+def test_no_name_of_a_column_comes_from_another_file(tmp_path: Path, how: str) -> None:
+    path = write(tmp_path / "in/frame.h5", FRAME[["a", "Text"]], {"format": "fixed"})
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["names"] = np.array([b"secret"])
+    (tmp_path / "names").write_bytes(b"secret".ljust(64))
+    with h5py.File(path, "r+") as file:
+        del file["frame/block0_items"]
+        if how == "link":
+            file["frame/block0_items"] = h5py.ExternalLink("../other.h5", "/names")
+        else:
+            file["frame"].create_dataset("block0_items", (1,), "S6", external=[(str(tmp_path / "names"), 0, 64)])
+    with open_backend(path, columns={"x": "frame/block0_values[]"}) as store:
+        assert store.get_many([0]) == [{"x": -2}]
+    with pytest.raises(FormatError, match="is not a table, so it has no 'secret'"):
+        open_backend(path, columns={"x": "frame/block0_values/secret[]"})
 
 
 @pytest.mark.parametrize("damage", ["pickle", "names", "length"])

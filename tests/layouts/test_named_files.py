@@ -233,6 +233,7 @@ def flat(tmp_path: Path) -> Path:
         file.create_dataset("wide", data=np.arange(20).reshape(10, 2), chunks=(4, 2), compression="gzip")
         file["n"], file["ends"], file["starts"], file["indptr"] = LENGTHS, ENDS, STARTS, np.append(0, ENDS)
         file["real"], file["half"] = ENDS.astype("f8"), ENDS / 2
+        file["endless"] = np.append(ENDS[:-1], np.inf)
         file["both"] = np.stack([STARTS, ENDS], axis=1)
     return tmp_path / "a.h5"
 
@@ -264,7 +265,7 @@ def test_a_record_is_a_range_of_rows(flat: Path, ranges: str) -> None:
 
 def test_opening_offers_the_ranges_that_fit(flat: Path) -> None:
     with h5py.File(flat, "a") as file:
-        for name in ("ends", "real", "half", "both", "starts", "indptr", "table", "wide"):
+        for name in ("ends", "real", "half", "endless", "both", "starts", "indptr", "table", "wide"):
             del file[name]
     with pytest.raises(errors.ConfigError, match=r"columns=\{'id': 'id\[\]', 'x': 'x\[lengths: n\]'\}\)  # 4 records"):
         open_backend(flat)
@@ -313,6 +314,7 @@ def test_ranges_of_each_file(tmp_path: Path) -> None:
     [
         ("x[ends: nothing]", "has no 'nothing'"),
         ("x[ends: half]", "holds one whole number for each record"),
+        ("x[ends: endless]", "holds one whole number for each record"),
         ("x[length: n]", "a range has starts, ends, lengths, offsets"),
         ("x[starts: starts, ends: indptr]", "have 4 and 5 rows"),
         ("x[starts: starts]", "a range has ends, lengths or offsets"),

@@ -113,6 +113,21 @@ def test_what_claims_more_than_the_file_can_hold_is_refused(tmp_path: Path) -> N
     assert "dataset /#refs#/huge claims values of 17,592,186,044,416 bytes, more than" in found[1]
 
 
+def test_no_reference_reads_another_file(tmp_path: Path) -> None:
+    path, secret = write(tmp_path / "cells.mat", ARRAYS * 5, (20,)), tmp_path / "secret"
+    secret.write_bytes(bytes(range(64)))
+    with h5py.File(path, "r+") as file:
+        group = file["#refs#"]
+        outside = group.create_dataset("outside", (4, 2), "f8", external=[(str(secret), 0, 64)])
+        layout = h5py.VirtualLayout((4, 2), "f8")
+        layout[:] = h5py.VirtualSource(str(secret), "x", (4, 2))
+        file["cells"][2], file["cells"][3] = outside.ref, group.create_virtual_dataset("virtual", layout).ref
+    with open_backend(path, columns={"cells": "cells[]", "y": "y[]"}) as store:
+        found = [str(each) for each in store.get_many([2, 3])]
+    assert "lies in external files" in found[0]
+    assert "is virtual" in found[1]
+
+
 def test_a_reference_that_leads_nowhere_is_a_bad_record(tmp_path: Path) -> None:
     path = write(tmp_path / "cells.mat", ARRAYS * 5, (20,))
     with h5py.File(path, "r+") as file:

@@ -130,6 +130,7 @@ def test_arrays_of_objects_are_lists_of_plain_data(protocol: int, order: Any) ->
     for values in (texts, texts[0], []):
         array = np.array(values, object, order=order)
         assert unpickle(pickle.dumps(array, protocol)) == array.tolist()
+    assert unpickle(pickle.dumps(np.empty((1 << 40, 0), object), protocol)) == []
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -360,7 +360,7 @@ def _listed(data: Any, shape: Any) -> list[Any]:
         raise CodecError("refused: an array of objects that has not one or two dimensions")
     if type(data) is not list or math.prod(shape) != len(data) or min(shape) < 0:
         raise CodecError("the pickle is damaged: an array of objects of another size")
-    if len(shape) == 1:
+    if len(shape) == 1 or not data:  # an empty one may have any number of rows
         return data
     rows, wide = shape
     return [data[at * wide : (at + 1) * wide] for at in range(rows)]  # in this order even if the array is in Fortran's

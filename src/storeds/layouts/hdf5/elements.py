@@ -13,7 +13,7 @@ import numpy as np
 from storeds.errors import FormatError, StoredsError, UnavailableError
 from storeds.layouts.hdf5.boxes import BoxedArray, Boxes
 from storeds.layouts.hdf5.files import Address, Hdf5Files, NoSuchNameError, attribute_fields, attributes
-from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, raw_rows, to_value, unsupported
+from storeds.layouts.hdf5.values import SCALAR_KINDS, is_numeric, kind_of, to_value, unsupported, whole_bytes
 from storeds.layouts.hdf5.variable import VariableRows
 from storeds.protocols import Field
 
@@ -155,11 +155,7 @@ def element_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = No
         if isinstance(item, ValueError):
             raise item
         return item
-    rows = raw_rows(files, dataset, dtype)
-    count = rows.count if most is None else min(rows.count, most)
-    (data,) = rows.read([(0, count)])
-    if len(data) != rows.size * count:
-        raise ValueError("its bytes are cut short or damaged")
+    data = whole_bytes(files, dataset, most)
     return data.rstrip(b"\0") if dtype.kind == "S" else data
 
 

@@ -346,10 +346,13 @@ class Hdf5Files:
         else:
             target = link.path if link.path.startswith("/") else f"{parent.name}/{link.path}"
         try:
-            found, left = self._locate(target, path, links + 1)
+            return self._locate(f"{target}/{rest}", path, links + 1)
         except NoSuchNameError:
-            raise FormatError(f"{self.url}: the link {name} leads to {target}, which is missing") from None
-        return (found, left) if left or not rest else self._locate(f"{target}/{rest}", path, links + 1)
+            try:
+                self._locate(target, path, links + 1)
+            except NoSuchNameError:
+                raise FormatError(f"{self.url}: the link {name} leads to {target}, which is missing") from None
+            raise
 
     def dataset(self, address: Address) -> h5py.Dataset:
         """Return the dataset at an address."""

@@ -31,6 +31,7 @@ __all__ = [
 Columns = dict[str, tuple[np.dtype[Any], int]]
 """Column → its type, and where it begins in a row."""
 
+_MOST_NAMES = 1 << 20  # bytes of the names of columns
 _WIDE = 64  # columns of a block; the sensors of a network are one array
 _INDEX = "frame_index"  # `index` is the number of a sample
 _BLOCK = re.compile(r"(block\d+)_values")
@@ -93,16 +94,19 @@ def pickled_rows(dataset: h5py.Dataset) -> int | None:
     """Return how many rows a dataset holds as one pickle; None if it is no pickle of pandas."""
     if not dataset.dtype.hasobject or _text(dataset, "PSEUDOATOM") != "object" or dataset.shape != (1,):
         return None
-    index = next((dataset.parent[name] for name in ("axis1", "index") if name in dataset.parent), None)
-    return len(index) if isinstance(index, h5py.Dataset) and index.shape and _of_frame(dataset) else None
+    index = _sibling(dataset, "axis1" if "axis1" in dataset.parent else "index")
+    return len(index) if index is not None and index.shape and _of_frame(dataset) else None
 
 
 def unpickled(files: Hdf5Files, dataset: h5py.Dataset) -> dict[str, list[Any]]:
     """Return the columns of a dataset that is one pickle, ``""`` for that of a series; raises CodecError."""
     place = file_of(dataset), dataset.name
-    if place not in files.unpickled:
-        files.unpickled[place] = _columns_of_pickle(files, dataset)
-    return files.unpickled[place]
+    found = files.unpickled.get(place)
+    if found is None:
+        found = _columns_of_pickle(files, dataset)
+        if files.remembers:
+            files.unpickled[place] = found
+    return found
 
 
 def _columns_of_pickle(files: Hdf5Files, dataset: h5py.Dataset) -> dict[str, list[Any]]:
@@ -137,11 +141,18 @@ def _items(dataset: h5py.Dataset) -> list[str]:
     match = _BLOCK.fullmatch(dataset.name.rpartition("/")[2])
     if match is None or not _of_frame(dataset):
         return []
-    items = dataset.parent.get(f"{match[1]}_items")
-    if not isinstance(items, h5py.Dataset) or items.dtype.kind != "S" or len(items.shape) != 1:
+    items = _sibling(dataset, f"{match[1]}_items")
+    if items is None or items.dtype.kind != "S" or len(items.shape or ()) != 1 or items.nbytes > _MOST_NAMES:
         return []
     is_wide = len(dataset.shape) == 2 and dataset.shape[1] == len(items) and not dataset.dtype.hasobject
     return [str(name, "utf-8", "replace") for name in items[()]] if is_wide or dataset.dtype.hasobject else []
+
+
+def _sibling(dataset: h5py.Dataset, name: str) -> h5py.Dataset | None:
+    """Return a dataset of the same group whose bytes are in the same file; h5py would follow a link into any other."""
+    group = dataset.parent
+    found = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+    return found if isinstance(found, h5py.Dataset) and not found.is_virtual and not found.external else None
 
 
 def _typed(dataset: h5py.Dataset, dtype: np.dtype[Any]) -> np.dtype[Any]:

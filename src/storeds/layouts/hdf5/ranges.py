@@ -111,7 +111,7 @@ def whole_numbers(values: Values) -> dict[str, Array]:
 
 
 def _integers(column: Array) -> Array | None:
-    if column.dtype.kind == "f" and ((column % 1).any() or not (np.abs(column) < _MOST_WHOLE).all()):
+    if column.dtype.kind == "f" and (not (np.abs(column) < _MOST_WHOLE).all() or (column % 1).any()):
         return None
     return column.astype(np.int64) if column.dtype.kind in "iuf" else None
 

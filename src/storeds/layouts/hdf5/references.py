@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -42,8 +42,10 @@ class References:
     files : Hdf5Files
     dataset : h5py.Dataset
         Of object references.
-    field : Field, optional
+    field : Field or None
         If it is known.
+    read_bytes : callable
+        Returns the bytes of a dataset.
 
     Raises
     ------
@@ -51,10 +53,16 @@ class References:
         They lead to values of several kinds, or to groups.
     """
 
-    def __init__(self, files: Hdf5Files, dataset: h5py.Dataset, field: Field | None) -> None:
+    def __init__(
+        self,
+        files: Hdf5Files,
+        dataset: h5py.Dataset,
+        field: Field | None,
+        read_bytes: Callable[[h5py.Dataset], bytes],
+    ) -> None:
         check_claim(files, dataset, dataset.nbytes)
         self._files, self._dataset, self._file = files, dataset, dataset.keeps_open
-        self._references = dataset[()].reshape(-1)
+        self._references, self._read_bytes = dataset[()].reshape(-1), read_bytes
         self.count = len(self._references)
         self.field = field or self._inferred(dataset.name)
 
@@ -96,10 +104,11 @@ class References:
                 return ValueError("to a group, of which no field is made" if found else "nowhere")
             dataset = h5py.Dataset(found, readonly=True)
             dataset.keeps_open = self._file
-            if dataset.dtype.kind not in "biufc":
+            if dataset.shape is None or dataset.dtype.kind not in "biufc":
                 return ValueError(f"to a dataset of {dataset.dtype}, of which no field is made")
+            self._files.check(dataset)  # which may lie in another file
             check_claim(self._files, dataset, int(dataset.nbytes))
-            return _plain(dataset)
+            return _plain(dataset, self._read_bytes(dataset))
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             return ValueError(f"to what cannot be read: {str(error).removeprefix(f'{self._files.url}: ')}")
 
@@ -125,12 +134,13 @@ def _array(value: Any) -> Field:
     return Field("array", value.dtype.newbyteorder("<").str, (None,) * value.ndim)
 
 
-def _plain(dataset: h5py.Dataset) -> Any:
-    """Return the value of a dataset: as stored, or the text of a row of MATLAB's characters."""
+def _plain(dataset: h5py.Dataset, data: bytes) -> Any:
+    """Return the value of a dataset from its bytes: as stored, or the text of a row of MATLAB's characters."""
     for name in (_CLASS, _EMPTY):
         if name in dataset.attrs:
             check_attribute(dataset, name)
-    value, kind = np.asarray(dataset[()]), dataset.attrs.get(_CLASS)
+    value = np.frombuffer(bytearray(data), dataset.dtype).reshape(dataset.shape)
+    kind = dataset.attrs.get(_CLASS)
     if dataset.attrs.get(_EMPTY):  # the dataset holds the sizes
         sizes = value.reshape(-1)[::-1].tolist()
         if 0 not in sizes:

@@ -45,6 +45,7 @@ __all__ = [
     "to_value",
     "unsupported",
     "values_of",
+    "whole_bytes",
 ]
 
 
@@ -407,7 +408,7 @@ def _plain_values(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any],
     if base is not None and not inner and is_numeric(np.dtype(base)) and np.dtype(base).isnative:
         return _variable_items(files, dataset, field, np.dtype(base))
     if are_references(dataset) and dataset.size == row_count(dataset):
-        return Referenced(References(files, dataset, field))
+        return Referenced(References(files, dataset, field, functools.partial(whole_bytes, files)))
     raise unsupported(files, dataset)
 
 
@@ -458,6 +459,16 @@ class TableRows:
             np.frombuffer(data, "u1").reshape(-1, whole)[:, begin:end].tobytes() if len(data) % whole == 0 else b""
             for data in self._table.read(spans)
         ]
+
+
+def whole_bytes(files: Hdf5Files, dataset: h5py.Dataset, most: int | None = None) -> bytes:
+    """Return the bytes of a dataset of values of fixed size, or of its first `most` rows; raises ValueError if they are damaged."""
+    rows = raw_rows(files, dataset, dataset.dtype)
+    count = rows.count if most is None else min(rows.count, most)
+    (data,) = rows.read([(0, count)])
+    if len(data) != rows.size * count:
+        raise ValueError(DAMAGED)
+    return data
 
 
 def raw_rows(files: Hdf5Files, dataset: h5py.Dataset, dtype: np.dtype[Any], *, axis: int = 0) -> Rows:
