@@ -43,9 +43,11 @@ def columns_of(dataset: h5py.Dataset) -> Columns:
     dtype = dataset.dtype
     if dtype.fields is None:
         return {name: (_typed(dataset, dtype), at * dtype.itemsize) for at, name in enumerate(_items(dataset))}
+    if not _is_frame_table(dataset):
+        return {member: (whole, offset) for member, (whole, offset, *_) in dtype.fields.items()}
     columns: Columns = {}
     for member, (whole, offset, *_) in dtype.fields.items():
-        columns[_INDEX if member == "index" and _is_frame_table(dataset) else member] = whole, offset
+        columns[_INDEX if member == "index" else member] = whole, offset
         names = _columns_in(dataset, member)
         is_bool = bool(names) and whole.base.itemsize == 1 and _text(dataset, f"{member}_dtype") == "bool"
         base = np.dtype(bool) if is_bool else whole.base
@@ -55,14 +57,16 @@ def columns_of(dataset: h5py.Dataset) -> Columns:
 
 def parts_of(dataset: h5py.Dataset) -> tuple[str, ...]:
     """Return the columns that are fields of their own; ``("",)`` if a row is one value, such as that of a wide block."""
-    if dataset.dtype.names is None:
+    members = dataset.dtype.names
+    if members is None:
         columns = tuple(columns_of(dataset))
         return columns if 0 < len(columns) <= _WIDE else ("",)
+    if not _is_frame_table(dataset):
+        return tuple(members)
     parts: list[str] = []
-    for member in dataset.dtype.names:
+    for member in members:
         names = _columns_in(dataset, member)
-        own = _INDEX if member == "index" and _is_frame_table(dataset) else member
-        parts += names if 0 < len(names) <= _WIDE else [own]
+        parts += names if 0 < len(names) <= _WIDE else [_INDEX if member == "index" else member]
     return tuple(parts)
 
 
@@ -173,9 +177,7 @@ def _text(owner: h5py.Dataset | h5py.Group, name: str) -> str:
 
 
 def _columns_in(dataset: h5py.Dataset, member: str) -> list[str]:
-    """Return the columns in a member of a table of pandas, whose names PyTables has pickled; none of any other table."""
-    if not _is_frame_table(dataset):
-        return []
+    """Return the columns in a member of a table of pandas, whose names PyTables has pickled; none if it is no block."""
     try:
         found = unpickle(_text(dataset, f"{member}_kind").encode())
     except CodecError:
